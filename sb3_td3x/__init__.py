@@ -1,0 +1,43 @@
+"""TD3X: TD3 for Stable-Baselines3, with the same interface and zip files."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sb3_td3x.version import __version__
+
+if TYPE_CHECKING:
+    from sb3_td3x.errors import ModelFileError, NonFiniteError
+    from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+    from sb3_td3x.td3x import TD3X
+
+__all__ = [
+    "TD3X",
+    "CnnPolicy",
+    "MlpPolicy",
+    "ModelFileError",
+    "MultiInputPolicy",
+    "NonFiniteError",
+    "TD3XPolicy",
+    "__version__",
+]
+
+# Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
+_MODULES = {
+    "TD3X": "td3x",
+    "CnnPolicy": "policies",
+    "MlpPolicy": "policies",
+    "MultiInputPolicy": "policies",
+    "TD3XPolicy": "policies",
+    "ModelFileError": "errors",
+    "NonFiniteError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -1,0 +1,35 @@
+"""The ``td3x`` command. Only this package prints."""
+
+import os
+import sys
+
+import typer
+
+from sb3_td3x.cli import enjoy, evaluate, plot, train
+
+app = typer.Typer(
+    help="Train, watch and compare TD3X agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train.command)
+app.command("eval")(evaluate.command)
+app.command("enjoy")(enjoy.command)
+app.command("plot")(plot.command)
+
+
+def main() -> None:
+    """Run the command; what the user can mend is one line and exit code 2 (``TD3X_DEBUG=1`` shows where it arose)."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("TD3X_DEBUG"):
+            raise
+        sys.exit(fail(error))
+
+
+def fail(error: Exception) -> int:
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)  # noqa: T201
+    return 2

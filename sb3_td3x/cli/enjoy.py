@@ -1,0 +1,37 @@
+"""``td3x enjoy``: watch a trained run, in a window or as a film."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    video: Annotated[Path | None, typer.Option(help="Write a film to this .mp4 instead of opening a window.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to show in the window.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Determines the episodes.")] = 1_000,
+) -> None:
+    """Watch a run's best model: in a window where there is a display, otherwise as a film."""
+    from sb3_td3x import experiment
+    from sb3_td3x.rundir import RunDir
+
+    console = Console(highlight=False)
+    folder = RunDir.open(run)
+    if video is None and has_display():
+        for score in experiment.show(folder, episodes, seed):
+            console.print(f"return {score:.0f}")
+        return
+    out = video or folder.film
+    if video is None:
+        console.print("there is no display: making a film")
+    with console.status("filming"):
+        score = experiment.film(folder, out, seed)
+    console.print(f"{out} (one episode, return {score:.0f})", soft_wrap=True)
+
+
+def has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

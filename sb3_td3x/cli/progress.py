@@ -1,0 +1,67 @@
+"""The live line of a training run."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+
+REFRESH_SECONDS = 0.2
+
+
+class ShowProgress(BaseCallback):
+    """
+    Steps, rate, time left and last score: a bar on a terminal, a line per evaluation elsewhere.
+
+    :param console: where to show it
+    :param total: environment steps of the run
+    """
+
+    def __init__(self, console: Console, total: int):
+        super().__init__()
+        self.console = console
+        self.total = total
+        self.score = "-"
+        self.started = self.refreshed = time.perf_counter()
+        self.bar = Progress(
+            TextColumn("{task.completed:>9,.0f} / {task.total:,.0f} steps"),
+            BarColumn(),
+            TextColumn("{task.fields[rate]:>5.0f} steps/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("score {task.fields[score]}"),
+            console=console,
+            disable=not console.is_terminal,
+            speed_estimate_period=120,
+        )
+        self.task = self.bar.add_task("train", total=total, rate=0.0, score=self.score)
+
+    def __enter__(self) -> "ShowProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.n_calls:
+            self._refresh()
+        self.bar.stop()
+
+    def _on_training_start(self) -> None:
+        self.started = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
+            self._refresh()
+        return True
+
+    def _refresh(self) -> None:
+        self.refreshed = time.perf_counter()
+        rate = self.num_timesteps / max(self.refreshed - self.started, 1e-9)
+        self.bar.update(self.task, completed=min(self.num_timesteps, self.total), rate=rate, score=self.score)
+
+    def show_evaluation(self, evaluation: EvalCallback) -> None:
+        self.score = f"{evaluation.last_mean_reward:.0f}, best {evaluation.best_mean_reward:.0f}"
+        if not self.console.is_terminal:
+            rate = evaluation.num_timesteps / (time.perf_counter() - self.started)
+            self.console.print(f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s")

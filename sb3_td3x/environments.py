@@ -1,0 +1,132 @@
+"""Building the environments of a run: registered names, wrappers, seeds, normalisation."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
+
+from sb3_td3x.presets import known_class
+
+TRAINING, EVALUATION = 0, 1
+"""Streams of seeds: an evaluation episode never starts like a training episode."""
+
+
+class EpisodeSeeds(gym.Wrapper):
+    """
+    Reset number k uses a seed derived from (stream, k).
+
+    SB3 seeds only the first reset, so that what comes later depends on all that went before.
+
+    :param env: environment to wrap
+    :param stream: whole numbers, such as the run's seed, training or evaluation, and the environment's number
+    """
+
+    def __init__(self, env: gym.Env, *stream: int):
+        super().__init__(env)
+        self.stream = stream
+        self.episode = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        derived = int(np.random.SeedSequence([*self.stream, self.episode]).generate_state(1)[0])
+        self.episode += 1
+        return self.env.reset(seed=derived, options=options)
+
+
+def require_registered(env_id: str) -> None:
+    """
+    :raises ValueError: for a name that Gymnasium does not know, with the nearest ones
+    """
+    _import_bullet()
+    if env_id.partition(":")[2] or env_id in gym.registry:
+        return
+    near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
+    hint = f"; the nearest are {', '.join(near)}" if near else ""
+    if "Bullet" in env_id and find_spec("pybullet_envs_gymnasium") is None:
+        hint = '; PyBullet\'s come with pip install "sb3-td3x[bullet]"'
+    raise ValueError(f"there is no environment {env_id!r}{hint}")
+
+
+def build(
+    env_id: str,
+    seed: int,
+    stream: int,
+    n_envs: int = 1,
+    wrapper: str | None = None,
+    monitor_folder: Path | None = None,
+    render_mode: str | None = None,
+) -> VecEnv:
+    """
+    :param env_id: registered name
+    :param seed: the run's seed
+    :param stream: ``TRAINING`` or ``EVALUATION``
+    :param n_envs: more than one run in processes of their own
+    :param wrapper: name of an environment wrapper from the presets' list
+    :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file
+    :param render_mode: Gymnasium's; ``"rgb_array"`` for a film
+    """
+
+    def maker(index: int) -> Callable[[], gym.Env]:
+        def make() -> gym.Env:
+            _import_bullet()  # also in a process of its own
+            env = gym.make(env_id) if render_mode is None else gym.make(env_id, render_mode=render_mode)
+            if _is_bullet(env_id):
+                # PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 #2639)
+                with _native_output_silenced():
+                    env.reset()
+            env = EpisodeSeeds(env, seed, stream, index)
+            if wrapper is not None:
+                env = known_class("env_wrapper", wrapper)(env)
+            return Monitor(env, None if monitor_folder is None else str(monitor_folder / str(index)))
+
+        return make
+
+    makers = [maker(index) for index in range(n_envs)]
+    return DummyVecEnv(makers) if n_envs == 1 else SubprocVecEnv(makers)
+
+
+def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: float, training: bool) -> VecEnv:
+    """
+    :param normalize: rl-zoo3's key: ``True`` (observations and rewards), ``VecNormalize``'s arguments, or nothing
+    :param gamma: for the return that rewards are scaled by
+    :param training: whether the statistics follow the data; an evaluation's rewards are never normalised
+    """
+    if not normalize:
+        return env
+    arguments = {"gamma": gamma, **(normalize if isinstance(normalize, dict) else {})}
+    if not training:
+        arguments["norm_reward"] = False
+    return VecNormalize(env, training=training, **arguments)
+
+
+def _import_bullet() -> None:
+    """PyBullet's environments exist only once their package has been imported."""
+    if find_spec("pybullet_envs_gymnasium") is not None:
+        with _native_output_silenced():
+            import pybullet_envs_gymnasium  # noqa: F401
+
+
+def _is_bullet(env_id: str) -> bool:
+    return str(gym.spec(env_id).entry_point).startswith("pybullet_envs_gymnasium")
+
+
+@contextmanager
+def _native_output_silenced() -> Iterator[None]:
+    """PyBullet's C code prints its build time and ``argv[0]=`` past Python's ``sys.stdout``."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,323 @@
+"""One training run from its settings to its folder: what the command, studies and benchmarks share."""
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_td3x import environments, presets
+from sb3_td3x.rundir import ALGORITHM, RunDir
+from sb3_td3x.settings import whole
+from sb3_td3x.td3x import TD3X
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """
+    What one run is made from. The same values give the same run.
+
+    :param env_id: registered name of the environment
+    :param steps: environment steps; ``None`` takes the preset's ``n_timesteps``
+    :param seed: of the networks, the exploration and every episode of the environments
+    :param preset: name of a preset
+    :param overrides: ``key=value`` texts that change the preset
+    :param n_envs: environments side by side; above 1 there are as many updates as environment steps
+    :param eval_freq: environment steps between two evaluations
+    :param eval_episodes: episodes of an evaluation, 1 or more
+    :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    :param threads: torch threads; ``None`` leaves torch's choice
+    :param out: folder that holds the runs
+    """
+
+    env_id: str
+    steps: float | None = None
+    seed: int = 0
+    preset: str = "default"
+    overrides: tuple[str, ...] = ()
+    n_envs: int = 1
+    eval_freq: int = 5_000
+    eval_episodes: int = 10
+    device: str = "auto"
+    threads: int | None = None
+    out: Path = Path("logs")
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """
+        The preset's entry with all that this run changes, in rl-zoo3's keys.
+
+        :raises ValueError: for an unknown preset or key, or settings that exclude each other
+        """
+        entry = presets.load(self.preset, self.env_id)
+        entry["n_envs"] = whole("n_envs", self.n_envs, minimum=1)
+        if entry["n_envs"] > 1:
+            # One update per environment step, as with one environment: SB3 would make one per step of all together
+            entry["gradient_steps"] = -1
+        entry = presets.override(entry, self.overrides)
+        if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
+            raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
+        entry["n_timesteps"] = whole("steps", self.steps or entry["n_timesteps"], minimum=1)
+        return entry
+
+
+@dataclass
+class Run:
+    """A run that is ready to start: its folder, model and environments."""
+
+    experiment: Experiment
+    folder: RunDir
+    hyperparameters: dict[str, Any]
+    model: TD3X
+    evaluation_env: VecEnv
+
+    def close(self) -> None:
+        env = self.model.get_env()
+        if env is not None:
+            env.close()
+        self.evaluation_env.close()
+
+
+def prepare(experiment: Experiment) -> Run:
+    """
+    Check every setting, then make the folder, the environments and the model. If that fails, no folder is left.
+
+    :raises ValueError: for anything that cannot be run, in one line that says what to change
+    :raises OSError: if the folder cannot be written
+    """
+    environments.require_registered(experiment.env_id)
+    entry = experiment.hyperparameters()
+    for name in ("eval_freq", "eval_episodes"):
+        whole(name, getattr(experiment, name), minimum=1)
+    if experiment.threads is not None:
+        th.set_num_threads(whole("threads", experiment.threads, minimum=1))
+    folder = RunDir.create(experiment.out, experiment.env_id)
+    try:
+        folder.write_settings(entry, _arguments(experiment))
+        env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder)
+        model = TD3X(
+            entry["policy"],
+            env,
+            seed=experiment.seed,
+            device=experiment.device,
+            **_with_noise(presets.model_arguments(entry), entry, env.action_space),
+        )
+        evaluation = _environment(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
+    except (ValueError, AssertionError, TypeError, ImportError, gym.error.Error) as error:
+        shutil.rmtree(folder.path)
+        raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
+    logs = ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
+    model.set_logger(configure(str(folder.path), logs))
+    return Run(experiment, folder, entry, model, evaluation)
+
+
+def train(
+    run: Run, callbacks: Sequence[BaseCallback] = (), on_evaluation: Callable[[EvalCallback], None] = lambda _: None
+) -> bool:
+    """
+    Train to the end, or to the first Ctrl-C or SIGTERM. In either case, and after an error, the last model is saved.
+
+    :param run: from ``prepare``; its environments are closed
+    :param callbacks: called at every step, after the evaluation
+    :param on_evaluation: called after every evaluation with the callback that made it
+    :return: whether the run reached its last step
+    """
+    stop = StopOnSignal()
+    evaluation = EvalCallback(
+        run.evaluation_env,
+        n_eval_episodes=run.experiment.eval_episodes,
+        eval_freq=max(run.experiment.eval_freq // run.model.n_envs, 1),
+        log_path=str(run.folder.path),
+        best_model_save_path=str(run.folder.path),
+        callback_after_eval=AfterEvaluation(run.folder, on_evaluation),
+        verbose=0,
+    )
+    try:
+        with stop.listening():
+            run.model.learn(run.hyperparameters["n_timesteps"], callback=CallbackList([evaluation, *callbacks, stop]))
+    finally:
+        run.model.save(run.folder.last_model)
+        save_normalization(run.model, run.folder)
+        run.close()
+    return not stop.requested
+
+
+def load_model(folder: RunDir, device: str = "auto") -> TD3X:
+    """The best model of a run, else its last; for acting, so without memory for a replay buffer."""
+    return TD3X.load(folder.model(), device=device, buffer_size=1)
+
+
+def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None) -> VecEnv:
+    """An environment as the run's evaluations had it, with the run's normalisation."""
+    entry = {**folder.config(), "n_envs": 1, "normalize": None}
+    environments.require_registered(folder.env_id)
+    env = _environment(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
+    if not folder.normalization.exists():
+        return env
+    loaded = VecNormalize.load(str(folder.normalization), env)
+    loaded.training = loaded.norm_reward = False
+    return loaded
+
+
+def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto") -> np.ndarray:
+    """
+    Returns of fresh episodes of a run's model.
+
+    :param seed: the episodes are determined by it
+    :return: ``(episodes,)``
+    """
+    env = open_evaluation_env(folder, seed)
+    try:
+        returns, _ = evaluate_policy(
+            load_model(folder, device), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
+        )
+    finally:
+        env.close()
+    return np.asarray(returns)
+
+
+def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> float:
+    """
+    Film one episode of a run's model.
+
+    :return: its return
+    :raises ValueError: if there is nothing to film with or the environment cannot draw itself
+    """
+    if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
+        raise ValueError('a film needs imageio: pip install "sb3-td3x[video]"')
+    from sb3_td3x.film import record
+
+    model = load_model(folder, device="cpu")
+    try:
+        env = open_evaluation_env(folder, seed, render_mode="rgb_array")
+    except (TypeError, gym.error.Error, ImportError) as error:
+        raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
+    try:
+        return record(model, env, out, max_steps)
+    finally:
+        env.close()
+
+
+def show(folder: RunDir, episodes: int, seed: int) -> Iterator[float]:
+    """Play episodes in a window, giving each one's return when it ends."""
+    env = open_evaluation_env(folder, seed, render_mode="human")
+    try:
+        model = load_model(folder, device="cpu")
+        for _ in range(episodes):
+            yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
+    finally:
+        env.close()
+
+
+def save_normalization(model: TD3X, folder: RunDir) -> None:
+    """Write ``VecNormalize``'s statistics, if the run has any, where rl-zoo3 looks for them."""
+    normalization = model.get_vec_normalize_env()
+    if normalization is not None:
+        normalization.save(str(folder.normalization))
+
+
+class AfterEvaluation(BaseCallback):
+    """Redraw the curve, keep the normalisation beside the best model, and tell the caller."""
+
+    parent: EvalCallback
+
+    def __init__(self, folder: RunDir, on_evaluation: Callable[[EvalCallback], None]):
+        super().__init__()
+        self.folder = folder
+        self.on_evaluation = on_evaluation
+
+    def _on_step(self) -> bool:
+        save_normalization(self.model, self.folder)  # type: ignore[arg-type]
+        if find_spec("matplotlib") is not None:
+            from sb3_td3x.curves import draw
+
+            draw([self.folder], self.folder.curve)
+        self.on_evaluation(self.parent)
+        return True
+
+
+class StopOnSignal(BaseCallback):
+    """The first Ctrl-C or SIGTERM ends training at the next step; a second Ctrl-C aborts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+        before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _on_step(self) -> bool:
+        return not self.requested
+
+
+def _environment(
+    env_id: str,
+    entry: dict[str, Any],
+    seed: int,
+    stream: int,
+    monitor: RunDir | None = None,
+    render_mode: str | None = None,
+) -> VecEnv:
+    env = environments.build(
+        env_id,
+        seed,
+        stream,
+        entry["n_envs"],
+        wrapper=entry.get("env_wrapper"),
+        monitor_folder=None if monitor is None else monitor.path,
+        render_mode=render_mode,
+    )
+    training = stream == environments.TRAINING
+    return environments.normalized(env, entry.get("normalize"), entry.get("gamma", 0.99), training)
+
+
+def _with_noise(arguments: dict[str, Any], entry: dict[str, Any], action_space: gym.Space) -> dict[str, Any]:
+    if entry.get("noise_type") == "ornstein-uhlenbeck":
+        mean = np.zeros(action_space.shape or ())
+        arguments["action_noise"] = OrnsteinUhlenbeckActionNoise(mean, mean + entry["noise_std"])
+    return arguments
+
+
+def _arguments(experiment: Experiment) -> dict[str, Any]:
+    """The command's arguments under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
+    return {
+        "algo": ALGORITHM,
+        "env": experiment.env_id,
+        "seed": experiment.seed,
+        "preset": experiment.preset,
+        "overrides": list(experiment.overrides),
+        "n_timesteps": experiment.steps,
+        "n_envs": experiment.n_envs,
+        "eval_freq": experiment.eval_freq,
+        "eval_episodes": experiment.eval_episodes,
+        "device": experiment.device,
+        "num_threads": experiment.threads,
+        "env_kwargs": None,
+    }
+

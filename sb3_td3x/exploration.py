@@ -1,0 +1,66 @@
+"""Exploration: the noise on the actor's actions, and how long actions are random before it."""
+
+import copy
+from typing import Literal
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, VectorizedActionNoise
+
+from sb3_td3x.settings import real, whole
+
+LearningStarts = int | Literal["auto"]
+
+AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, the paper authors' ratio for most tasks
+AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
+
+
+def resolve_action_noise(
+    action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
+) -> ActionNoise | None:
+    """
+    What the user set, as SB3 uses it.
+
+    :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to
+        [-1, 1], independent per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is kept
+    :param action_space: the noise must have its shape
+    :param n_envs: noise saved for another number of environments is unwrapped; SB3 wraps it again in ``learn``
+    :raises ValueError: for negative noise or noise of another shape than one action
+    """
+    if action_noise is None:
+        return None
+    if not isinstance(action_noise, ActionNoise):
+        std = real("action_noise", action_noise)
+        if std < 0:
+            raise ValueError(f"action_noise must not be negative, not {action_noise!r}")
+        if std == 0:
+            return None
+        return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, std))
+    if isinstance(action_noise, VectorizedActionNoise):
+        check_noise_shape(action_noise.base_noise, action_space)
+        return action_noise if len(action_noise.noises) == n_envs > 1 else action_noise.base_noise
+    check_noise_shape(action_noise, action_space)
+    return action_noise
+
+
+def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
+    """Refuse noise that numpy would silently broadcast to a whole action. No random number is consumed."""
+    state = np.random.get_state()
+    shape = np.shape(copy.deepcopy(noise)())
+    np.random.set_state(state)
+    if shape != action_space.shape and int(np.prod(shape)) != int(np.prod(action_space.shape)):
+        raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
+
+
+def resolve_learning_starts(request: LearningStarts, total_timesteps: int | None) -> int:
+    """
+    Number of random environment steps before the actor acts and training starts.
+
+    :param request: a number of steps, or ``"auto"``: 2 % of the planned steps, at least 100 and at most 10,000
+    :param total_timesteps: the planned steps; ``None`` while no run has been planned, which gives the least
+    """
+    if request != "auto":
+        return whole("learning_starts", request, minimum=0)
+    least, most = AUTO_LEARNING_STARTS_RANGE
+    share = 0 if total_timesteps is None else int(AUTO_LEARNING_STARTS_SHARE * total_timesteps)
+    return min(max(share, least), most)

@@ -1,0 +1,95 @@
+"""
+The policy: an actor, its critics and a slowly following copy of each.
+
+The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
+"""
+
+from typing import Any, ClassVar
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.td3 import policies as sb3
+from torch import nn
+
+from sb3_td3x.settings import whole
+
+
+class TD3XPolicy(sb3.TD3Policy):
+    """
+    Actor, ``n_critics`` critics and their targets, for flat observations.
+
+    Targets start equal to their networks, receive no gradient and stay in evaluation mode. The critics start different.
+
+    :param observation_space: what the actor and the critics see
+    :param action_space: a bounded box; the networks work with actions scaled to [-1, 1]
+    :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
+    :param net_arch: hidden sizes, a list for both networks or ``{"pi": [...], "qf": [...]}``;
+        ``None`` is [400, 300], the paper's, and [256, 256] behind ``NatureCNN``
+    :param activation_fn: activation between hidden layers; the actor ends in tanh
+    :param features_extractor_class: ``None`` is the class's ``default_features_extractor``
+    :param features_extractor_kwargs: keyword arguments of the extractor
+    :param normalize_images: divide images by 255
+    :param optimizer_class: one optimiser for the actor, one for all critics
+    :param optimizer_kwargs: keyword arguments of the optimiser, without the learning rate
+    :param n_critics: number of critics, 1 or more; the target takes the smallest of their values
+    :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
+        Its target then moves with 2 tau, once with the actor and once with the critics
+    :raises ValueError: if ``n_critics`` is below 1
+    """
+
+    default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        n_critics: int = 2,
+        share_features_extractor: bool = False,
+    ):
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch,
+            activation_fn,
+            features_extractor_class or self.default_features_extractor,
+            features_extractor_kwargs,
+            normalize_images,
+            optimizer_class,
+            optimizer_kwargs,
+            whole("n_critics", n_critics, minimum=1),
+            share_features_extractor,
+        )
+
+
+MlpPolicy = TD3XPolicy
+
+
+class CnnPolicy(TD3XPolicy):
+    """``TD3XPolicy`` for images: the default extractor is SB3's ``NatureCNN``."""
+
+    default_features_extractor = NatureCNN
+
+
+class MultiInputPolicy(TD3XPolicy):
+    """``TD3XPolicy`` for Dict observations: the default extractor is SB3's ``CombinedExtractor``."""
+
+    default_features_extractor = CombinedExtractor
+
+
+# A zip of SB3's TD3 names SB3's classes; their parameters are the same, so ours take their place.
+FROM_SB3: dict[type, type[TD3XPolicy]] = {
+    sb3.TD3Policy: TD3XPolicy,
+    sb3.CnnPolicy: CnnPolicy,
+    sb3.MultiInputPolicy: MultiInputPolicy,
+}

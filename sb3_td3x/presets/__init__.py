@@ -1,0 +1,142 @@
+"""
+Hyper-parameters by name: one YAML file per preset, in rl-zoo3's keys, one entry per environment.
+
+Values are plain YAML. Classes are named, and only those listed here are known: reading a preset runs no code.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from torch import nn, optim
+
+from sb3_td3x.settings import real
+from sb3_td3x.td3x import TD3X
+
+RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
+"""Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
+
+MODEL_KEYS = tuple(
+    name for name in inspect.signature(TD3X.__init__).parameters
+    if name not in ("self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model")
+)  # fmt: skip
+
+_CLASSES: dict[str, dict[str, Any]] = {
+    "activation_fn": {c.__name__: c for c in (nn.ReLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.Tanh)},
+    "optimizer_class": {c.__name__: c for c in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD)},
+    "replay_buffer_class": {
+        name: f"stable_baselines3.common.buffers:{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
+    }
+    | {"HerReplayBuffer": "stable_baselines3:HerReplayBuffer"},
+    "env_wrapper": {
+        "sb3_contrib.common.wrappers.TimeFeatureWrapper": "sb3_contrib.common.wrappers:TimeFeatureWrapper",
+        "gymnasium.wrappers.FlattenObservation": "gymnasium.wrappers:FlattenObservation",
+        "gymnasium.wrappers.RescaleAction": "gymnasium.wrappers:RescaleAction",
+    },
+}
+
+
+def names() -> list[str]:
+    """The presets there are."""
+    return sorted(path.name.removesuffix(".yml") for path in files(__package__).iterdir() if path.name.endswith(".yml"))
+
+
+def load(name: str, env_id: str) -> dict[str, Any]:
+    """
+    The entry of ``env_id`` in preset ``name``, or the preset's ``default`` entry.
+
+    :raises ValueError: for an unknown preset
+    """
+    if name not in names():
+        raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}")
+    table = yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
+    return dict(table.get(env_id, table["default"]))
+
+
+def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """
+    ``entry`` with ``key=value`` assignments applied; values are YAML, ``policy_kwargs.net_arch=[64,64]`` sets one inside.
+
+    :raises ValueError: for an unknown key (with the nearest ones) or a text that is no assignment
+    """
+    result = dict(entry)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        outer, dot, inner = key.strip().partition(".")
+        if not equals:
+            raise ValueError(f"--set needs key=value, not {assignment!r}")
+        known = [*RUN_KEYS, *MODEL_KEYS]
+        if outer not in known:
+            near = difflib.get_close_matches(outer, known)
+            raise ValueError(f"there is no setting {outer!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        value = _parsed(text)
+        result[outer] = {**(result.get(outer) or {}), inner: value} if dot else value
+        if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
+            result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
+    return result
+
+
+def model_arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    An entry as keyword arguments of ``TD3X``: names become classes, ``lin_7e-4`` a schedule, lists tuples.
+
+    ``noise_type: normal`` becomes ``action_noise=noise_std``; any other noise is built by the caller, who knows the
+    action space.
+
+    :raises ValueError: for a class that is not on the list
+    """
+    arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
+    if entry.get("noise_type") == "normal":
+        arguments["action_noise"] = entry["noise_std"]
+    if isinstance(rate := arguments.get("learning_rate"), str):
+        arguments["learning_rate"] = _linear_schedule(rate)
+    if isinstance(arguments.get("train_freq"), list):
+        arguments["train_freq"] = tuple(arguments["train_freq"])
+    if isinstance(name := arguments.get("replay_buffer_class"), str):
+        arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
+    if arguments.get("policy_kwargs"):
+        arguments["policy_kwargs"] = {
+            key: known_class(key, value) if key in _CLASSES else value for key, value in arguments["policy_kwargs"].items()
+        }
+    return arguments
+
+
+def known_class(key: str, name: str) -> Any:
+    """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not on the list."""
+    known = _CLASSES[key]
+    if name not in known:
+        raise ValueError(f"{key} can be {', '.join(known)}, not {name!r}")
+    found = known[name]
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        return getattr(import_module(module), attribute)
+    return found
+
+
+def _parsed(text: str) -> Any:
+    """YAML, with the numbers that YAML 1.1 takes for text (``1e-3``)."""
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _linear_schedule(text: str) -> Callable[[float], float]:
+    """``lin_7e-4``: from 7e-4 to 0 over the run."""
+    kind, _, start = text.partition("_")
+    if kind != "lin":
+        raise ValueError(f"learning_rate must be a number or lin_<number>, not {text!r}")
+    try:
+        initial = real("learning_rate", float(start))
+    except ValueError as error:
+        raise ValueError(f"learning_rate must be a number or lin_<number>, not {text!r}") from error
+    from stable_baselines3.common.utils import LinearSchedule
+
+    return LinearSchedule(initial, 0.0, 1.0)

@@ -1,0 +1,53 @@
+"""What SB3's replay buffers lack: knowing when they do not fit the model, and when a transition must not enter."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+
+from sb3_td3x.errors import NonFiniteError
+
+# The classes that SB3 picks itself when the user names none
+AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
+
+
+def stored_transitions(buffer: ReplayBuffer) -> int:
+    """Number of transitions in the buffer, over all environments."""
+    return buffer.size() * buffer.n_envs
+
+
+def check_fits(buffer: ReplayBuffer, n_envs: int, observation_space: Any, action_space: Any) -> None:
+    """
+    Refuse a loaded buffer that the model could not add to or learn from.
+
+    :raises ValueError: for another number of environments or other spaces
+    """
+    if buffer.n_envs != n_envs:
+        raise ValueError(
+            f"the replay buffer holds transitions of {buffer.n_envs} environments side by side, but the model has "
+            f"{n_envs}: load the model with an environment of {buffer.n_envs}, or start with an empty buffer"
+        )
+    for name, saved, wanted in (
+        ("observation", buffer.observation_space, observation_space),
+        ("action", buffer.action_space, action_space),
+    ):
+        if saved != wanted:
+            raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
+
+
+def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
+    """
+    :param observation: an array, or a Dict observation's arrays; integers are always finite
+    :raises NonFiniteError: naming the array
+    """
+    for label, array in _named_arrays(observation, name):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonFiniteError(label, when)
+
+
+def _named_arrays(observation: np.ndarray | Mapping[str, np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(observation, Mapping):
+        yield from ((f"{name}[{key!r}]", np.asarray(array)) for key, array in observation.items())
+    else:
+        yield name, np.asarray(observation)

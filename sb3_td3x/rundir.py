@@ -1,0 +1,126 @@
+"""The folder of one run, in rl-zoo3's layout, so that rl-zoo3's plotting and enjoy scripts read it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+ALGORITHM = "td3x"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """
+    Paths inside ``<out>/td3x/<env id>_<n>``.
+
+    :param path: the run's folder
+    :param env_id: the environment's registered name; parts of the layout carry it
+    """
+
+    path: Path
+    env_id: str
+
+    @classmethod
+    def create(cls, out: Path, env_id: str) -> "RunDir":
+        """
+        Make a new folder with the next free number; an existing one is never reused.
+
+        :raises OSError: if it cannot be written
+        """
+        parent = out / ALGORITHM
+        parent.mkdir(parents=True, exist_ok=True)
+        safe = env_id.replace("/", "-")  # a namespaced id such as "ale/Pong" is one folder
+        taken = [int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))]
+        number = max(taken, default=0) + 1
+        while True:  # another run may take the number first
+            try:
+                (parent / f"{safe}_{number}").mkdir()
+                break
+            except FileExistsError:
+                number += 1
+        run = cls(parent / f"{safe}_{number}", env_id)
+        run.settings.mkdir()
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """
+        :raises ValueError: if ``path`` is not the folder of a run
+        """
+        found = sorted(path.glob("*/args.yml"))
+        if not found:
+            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/args.yml)")
+        arguments = yaml.safe_load(found[0].read_text())
+        return cls(path, arguments["env"])
+
+    @property
+    def settings(self) -> Path:
+        return self.path / self.env_id.replace("/", "-")
+
+    @property
+    def config_file(self) -> Path:
+        return self.settings / "config.yml"
+
+    @property
+    def args_file(self) -> Path:
+        return self.settings / "args.yml"
+
+    @property
+    def normalization(self) -> Path:
+        return self.settings / "vecnormalize.pkl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.npz"
+
+    @property
+    def best_model(self) -> Path:
+        return self.path / "best_model.zip"
+
+    @property
+    def last_model(self) -> Path:
+        return self.path / f"{self.settings.name}.zip"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def film(self) -> Path:
+        return self.path / "video" / "best_model.mp4"
+
+    def model(self) -> Path:
+        """
+        The model to show: the best of the evaluations, else the last.
+
+        :raises ValueError: if the run has none yet
+        """
+        for candidate in (self.best_model, self.last_model):
+            if candidate.exists():
+                return candidate
+        raise ValueError(f"{self.path} holds no model yet")
+
+    def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""
+        self.config_file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
+        self.args_file.write_text(yaml.safe_dump(dict(arguments), sort_keys=False))
+
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load(self.config_file.read_text())
+
+    def arguments(self) -> dict[str, Any]:
+        return yaml.safe_load(self.args_file.read_text())
+
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """
+        :return: timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``
+        :raises ValueError: if the run has not been evaluated yet
+        """
+        if not self.evaluations.exists():
+            raise ValueError(f"{self.path} has no evaluations yet")
+        with np.load(self.evaluations) as archive:
+            return archive["timesteps"], archive["results"]

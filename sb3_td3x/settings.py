@@ -1,0 +1,69 @@
+"""The numbers a user may set: which are whole, and their ranges. Each is declared and checked here only."""
+
+import math
+from typing import Any
+
+WHOLE_WITH_MINIMUM = {
+    "buffer_size": 1,
+    "batch_size": 1,
+    "gradient_steps": -1,  # -1: as many updates as environment steps since the last training
+    "learning_starts": 0,
+    "n_steps": 1,
+    "policy_delay": 1,
+}
+BETWEEN_0_AND_1 = ("tau", "gamma")
+NOT_NEGATIVE = ("target_policy_noise", "target_noise_clip")
+CHECKED = (*WHOLE_WITH_MINIMUM, *BETWEEN_0_AND_1, *NOT_NEGATIVE)
+
+
+def whole(name: str, value: Any, minimum: int) -> int:
+    """
+    ``value`` as an ``int``; a float without a fraction counts as whole, so ``1e6`` works.
+
+    :param name: the setting's name, for the error
+    :param value: a number
+    :param minimum: the smallest value allowed
+    :raises ValueError: for a fraction, a value below ``minimum`` or no number at all
+    """
+    number = real(name, value)
+    if number != int(number):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, not {value!r}")
+    return int(value)
+
+
+def real(name: str, value: Any) -> float:
+    """``value`` as a finite ``float``; raises ``ValueError`` for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, (str, bool)) or not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    return number
+
+
+def checked(name: str, value: Any) -> float:
+    """The value of one of the ``CHECKED`` settings, in its own type and range, or ``ValueError``."""
+    if name in WHOLE_WITH_MINIMUM:
+        return whole(name, value, WHOLE_WITH_MINIMUM[name])
+    number = real(name, value)
+    if name in BETWEEN_0_AND_1 and not 0 <= number <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {value!r}")
+    if name in NOT_NEGATIVE and number < 0:
+        raise ValueError(f"{name} must not be negative, not {value!r}")
+    return number
+
+
+def checked_train_freq(value: Any) -> Any:
+    """``train_freq`` as SB3 takes it, with an integral float made whole (``TrainFreq`` is a tuple too)."""
+    if not isinstance(value, tuple):
+        return whole("train_freq", value, minimum=1)
+    if len(value) != 2:
+        raise ValueError(f"train_freq must be a number or a (number, unit) pair, not {value!r}")
+    return type(value)(*_pair(value)) if hasattr(value, "_fields") else _pair(value)
+
+
+def _pair(value: tuple) -> tuple:
+    return whole("train_freq", value[0], minimum=1), value[1]

@@ -1,0 +1,375 @@
+"""The algorithm: SB3's off-policy loop around the update of ``update.py``."""
+
+import io
+import pathlib
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule
+from stable_baselines3.td3.policies import Actor, TD3Policy
+
+from sb3_td3x import modelfile, settings
+from sb3_td3x.exploration import LearningStarts, resolve_action_noise, resolve_learning_starts
+from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, require_finite, stored_transitions
+from sb3_td3x.update import UpdateSettings, actor_step, critic_step
+
+SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+
+
+class TD3X(OffPolicyAlgorithm):
+    """
+    Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
+
+    Keywords, order and meaning are those of SB3's ``TD3``; only the defaults of ``learning_starts`` and
+    ``action_noise`` differ. Values are checked when the model is built or loaded and a whole number may be
+    given as a float (``1e6``).
+
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
+    :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions a bounded ``Box``
+    :param learning_rate: of both optimisers: a number, or a function of the remaining progress (1 to 0)
+    :param buffer_size: transitions kept in the replay buffer, over all environments; the oldest are overwritten
+    :param learning_starts: environment steps with random actions before the actor acts and training starts.
+        ``"auto"`` is 2 % of the steps asked for in ``learn``, at least 100 and at most 10,000
+    :param batch_size: transitions per update
+    :param tau: step of the targets towards their networks, in [0, 1], with every actor update
+    :param gamma: discount factor, in [0, 1]
+    :param train_freq: train after this many steps, or ``(n, "step")``, or ``(n, "episode")`` with one environment
+    :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
+    :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action
+        space scaled to [-1, 1]; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
+    :param replay_buffer_class: ``None`` chooses by ``n_steps`` and the observation space
+    :param replay_buffer_kwargs: keyword arguments of the replay buffer
+    :param optimize_memory_usage: store each observation once; needs
+        ``replay_buffer_kwargs={"handle_timeout_termination": False}`` (SB3 issue #934)
+    :param n_steps: steps summed in the return before the target network's value; not for Dict observations
+    :param policy_delay: critic updates per update of the actor and the targets
+    :param target_policy_noise: standard deviation of the target smoothing noise, scaled action space
+    :param target_noise_clip: largest absolute value of that noise
+    :param stats_window_size: episodes in the logged averages
+    :param tensorboard_log: folder for TensorBoard; ``None`` for none
+    :param policy_kwargs: keyword arguments of the policy, see ``TD3XPolicy``
+    :param verbose: 0 no output, 1 information, 2 debug messages
+    :param seed: seed of every random generator; ``None`` leaves the global ones as they are
+    :param device: ``"auto"`` is CUDA where there is one, else the CPU
+    :param _init_setup_model: build the networks now; only ``load`` turns this off
+    :raises ValueError: for a value outside its range, or an environment that needs another policy
+    :raises AssertionError: SB3's own, for a discrete or unbounded action space
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    policy: TD3Policy
+    _restoring = False  # while `load` rebuilds a model: its seed has been used already
+    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
+
+    def __init__(
+        self,
+        policy: str | type[TD3Policy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        buffer_size: int = 1_000_000,
+        learning_starts: LearningStarts = "auto",
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | float | None = 0.1,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        n_steps: int = 1,
+        policy_delay: int = 2,
+        target_policy_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            buffer_size,
+            learning_starts,  # type: ignore[arg-type]  # a number from _setup_model on
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise=action_noise,  # type: ignore[arg-type]  # an ActionNoise from _setup_model on
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
+            optimize_memory_usage=optimize_memory_usage,
+            n_steps=n_steps,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            supported_action_spaces=(spaces.Box,),
+            support_multi_env=True,
+        )
+        self.policy_delay = policy_delay
+        self.target_policy_noise = target_policy_noise
+        self.target_noise_clip = target_noise_clip
+        self.format_version = modelfile.FORMAT_VERSION
+        self._learning_starts_request: LearningStarts = learning_starts
+        self._learning_starts_resolved: int | None = None
+        self._replay_buffer_is_automatic = False
+        # Noise of the target actions; its state is part of the zip
+        self.noise_generator = th.Generator()
+
+        if _init_setup_model:
+            self._setup_model()
+
+    # The networks are looked up, not kept: they stay right when the policy is replaced
+    @property
+    def actor(self) -> Actor:  # type: ignore[override]
+        return self.policy.actor
+
+    @property
+    def actor_target(self) -> Actor:
+        return self.policy.actor_target
+
+    @property
+    def critic(self) -> ContinuousCritic:
+        return self.policy.critic
+
+    @property
+    def critic_target(self) -> ContinuousCritic:
+        return self.policy.critic_target
+
+    def _setup_model(self) -> None:
+        self._resolve_learning_starts(total_timesteps=None)
+        for name in settings.CHECKED:
+            setattr(self, name, settings.checked(name, getattr(self, name)))
+        self.train_freq = settings.checked_train_freq(self.train_freq)
+        self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
+        self._choose_replay_buffer_class()
+        super()._setup_model()
+        if not self._restoring:
+            # Without a seed, drawn from torch's global generator: th.manual_seed alone makes a run repeatable
+            self.noise_generator.manual_seed(int(th.randint(2**31, ())) if self.seed is None else self.seed)
+
+    def _choose_replay_buffer_class(self) -> None:
+        """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""
+        chosen_by_sb3 = self._replay_buffer_is_automatic or (self.n_steps > 1 and self._is_n_step_of_a_zip())
+        if chosen_by_sb3 and self.replay_buffer_class in AUTOMATIC_CLASSES:
+            self.replay_buffer_class = None
+            self.replay_buffer_kwargs = {
+                key: value for key, value in self.replay_buffer_kwargs.items() if key not in ("n_steps", "gamma")
+            }
+        self._replay_buffer_is_automatic = self.replay_buffer_class is None
+
+    def _is_n_step_of_a_zip(self) -> bool:
+        """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""
+        own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
+        return own and self.replay_buffer_class is NStepReplayBuffer and self._restoring
+
+    def _resolve_learning_starts(self, total_timesteps: int | None) -> None:
+        """Turn the request into a number of steps. A value set since (attribute, ``load``) is the new request."""
+        if self.learning_starts != self._learning_starts_resolved:
+            self._learning_starts_request = self.learning_starts
+        self.learning_starts = resolve_learning_starts(self._learning_starts_request, total_timesteps)
+        self._learning_starts_resolved = self.learning_starts
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps:
+            self._resolve_learning_starts(total_timesteps)
+        self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
+            self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
+        require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
+        self._is_refilling = self.num_timesteps > self.learning_starts
+        if self._must_refill():
+            self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
+        return result
+
+    def learn(
+        self: SelfTD3X,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "TD3X",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfTD3X:
+        """
+        Train for ``total_timesteps`` environment steps.
+
+        :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted
+        :param callback: one or several SB3 callbacks, called at every step
+        :param log_interval: episodes between two log outputs; ``None`` for none
+        :param tb_log_name: name of the run in TensorBoard
+        :param reset_num_timesteps: ``False`` continues the step counter and the current episode
+        :param progress_bar: show SB3's progress bar (needs tqdm and rich)
+        :raises NonFiniteError: a NaN or infinity from the environment or in an update; the weights stay those before it
+        :return: the model itself
+        """
+        total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """
+        Make updates of the critics, and every ``policy_delay``-th of the actor and the targets.
+
+        While a model that was loaded without its replay buffer refills it, nothing is updated.
+
+        :param gradient_steps: number of updates
+        :param batch_size: transitions per update
+        :raises NonFiniteError: naming the loss and the update; the weights stay those before that update
+        """
+        if self._must_refill():
+            return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        numbers = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
+
+        critic_losses, actor_losses = [], []
+        for update in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)  # type: ignore[union-attr]
+            noise = self._draw_noise(batch)
+            critic_losses.append(critic_step(self.policy, batch, noise, numbers, when=f"update {update}"))
+            if update % self.policy_delay == 0:
+                actor_losses.append(actor_step(self.policy, batch, numbers, when=f"update {update}"))
+            self._n_updates = update
+
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if actor_losses:
+            self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+        if critic_losses:
+            self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
+
+    def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
+        """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
+        actions = batch.actions
+        return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
+
+    def _updates_start_at(self) -> int:
+        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
+        buffer = self.replay_buffer
+        assert buffer is not None
+        return min(self.learning_starts, buffer.buffer_size * buffer.n_envs)
+
+    def _must_refill(self) -> bool:
+        if self._is_refilling:
+            assert self.replay_buffer is not None
+            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
+        return self._is_refilling
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        normalizer = self._vec_normalize_env
+        raw_obs, raw_reward = (
+            (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
+        )
+        when = f"environment step {self.num_timesteps}"
+        require_finite(raw_reward, "reward", when)
+        require_finite(raw_obs, "observation", when)
+        for done, info in zip(dones, infos, strict=True):
+            if done and "terminal_observation" in info:
+                require_finite(info["terminal_observation"], "terminal observation", when)
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seed python, numpy, torch, the action space and the environment; while loading, leave them alone."""
+        if not self._restoring:
+            super().set_random_seed(seed)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfTD3X],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfTD3X:
+        """
+        Load a model saved by TD3X or by SB3's ``TD3``.
+
+        The random generators of python, numpy and torch are left as they are, unless ``seed`` is given.
+
+        :param path: the zip file
+        :param env: environment to go on with; may have another number of environments than the saved one
+        :param device: where to put the networks
+        :param custom_objects: replacements for saved objects, by name
+        :param print_system_info: print the versions of the saving and of this system
+        :param force_reset: reset the environment before training
+        :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
+        :raises ModelFileError: for a damaged file or another algorithm's
+        :raises ValueError: for an environment with other spaces, or a value outside its range
+        """
+        modelfile.check(path)
+        if "n_steps" in kwargs:
+            kwargs.setdefault("_replay_buffer_is_automatic", True)
+        restoring = kwargs.get("seed") is None
+        with modelfile.explained_errors(path), th.random.fork_rng(enabled=restoring):
+            model = super().load(
+                path, env, device, custom_objects, print_system_info, force_reset, _restoring=restoring, **kwargs
+            )
+        del model._restoring
+        return model
+
+    def load_replay_buffer(
+        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True
+    ) -> None:
+        """
+        Load a replay buffer saved with ``save_replay_buffer``.
+
+        :param path: the file
+        :param truncate_last_traj: end a ``HerReplayBuffer``'s last, unfinished episode where it was cut
+        :raises ValueError: for a buffer of another number of environments or other spaces; the old one is kept then
+        """
+        before = self.replay_buffer
+        super().load_replay_buffer(path, truncate_last_traj)
+        assert self.replay_buffer is not None
+        try:
+            check_fits(self.replay_buffer, self.n_envs, self.observation_space, self.action_space)
+        except ValueError:
+            self.replay_buffer = before
+            raise
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_restoring", "_is_refilling"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "actor.optimizer", "critic.optimizer"], []

@@ -2,29 +2,28 @@
 Run a grid of algorithms, environments and seeds, one single-threaded process each, and write one
 CSV of evaluation scores per run.
 
-A run whose CSV has all its rows is skipped, so the same command finishes an interrupted grid.
+A run whose CSV is there is skipped, so the same command finishes an interrupted grid.
 Usage: ``python benchmarks/returns.py FILE.yml [--jobs 2] [--only TEXT]``
 """
 
 import argparse
 import concurrent.futures
 import csv
-import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import yaml
+from results import COLUMNS, RETURNS, versions
 
-RESULTS = Path(__file__).parent / "results" / "returns"
-COLUMNS = ["algo", "setting", "env", "seed", "timesteps", "mean_return", "std_return", "wall_seconds"]
+EVALUATOR_KEYS = ("steps", "eval_freq", "eval_episodes")
 
 
 def expand(grid: dict) -> list[dict]:
     """One dict per run: the entry's own keys over the file's common ones."""
-    common = {key: grid[key] for key in ("steps", "eval_freq", "eval_episodes")}
+    common = {key: grid[key] for key in EVALUATOR_KEYS}
     return [
         {**common, **entry, "env": env, "seed": seed}
         for entry in grid["runs"]
@@ -35,11 +34,6 @@ def expand(grid: dict) -> list[dict]:
 
 def run_name(run: dict) -> str:
     return f"{run['algo']}_{run['setting']}_{run['env']}_s{run['seed']}"
-
-
-def is_finished(run: dict) -> bool:
-    path = RESULTS / f"{run_name(run)}.csv"
-    return path.exists() and len(path.read_text().splitlines()) - 1 >= run["steps"] // run["eval_freq"]
 
 
 def algorithm_class(name: str):
@@ -56,39 +50,23 @@ def algorithm_class(name: str):
 
 def train(run: dict) -> None:
     """Train one run to its end and write its CSV, a row per evaluation."""
-    import gymnasium as gym
-    import numpy as np
-    import pybullet_envs_gymnasium  # noqa: F401  (registers the environments)
     import torch as th
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.noise import NormalActionNoise
 
-    class EpisodeSeeds(gym.Wrapper):
-        """Reset number k uses a seed derived from (stream, k): SB3 seeds only the first."""
-
-        def __init__(self, env: gym.Env, *stream: int):
-            super().__init__(env)
-            self.stream, self.episode = stream, 0
-
-        def reset(self, *, seed=None, options=None):
-            derived = int(np.random.SeedSequence([*self.stream, self.episode]).generate_state(1)[0])
-            self.episode += 1
-            return self.env.reset(seed=derived, options=options)
+    from sb3_td3x import environments
 
     class WriteScores(BaseCallback):
-        """Evaluate the live actor on its own environment and append a row to the CSV."""
+        """Evaluate the live actor on an environment of its own and append a row to the CSV."""
 
-        def __init__(self, eval_env: gym.Env, path: Path):
+        def __init__(self, eval_env, path: Path):
             super().__init__()
             self.eval_env, self.path, self.start = eval_env, path, time.perf_counter()
 
         def _on_step(self) -> bool:
             if self.num_timesteps % run["eval_freq"] == 0:
-                scores, _ = evaluate_policy(
-                    self.model, self.eval_env, run["eval_episodes"], return_episode_rewards=True
-                )
+                scores, _ = evaluate_policy(self.model, self.eval_env, run["eval_episodes"], return_episode_rewards=True)
                 row = [run["algo"], run["setting"], run["env"], run["seed"], self.num_timesteps]
                 row += [f"{np.mean(scores):.3f}", f"{np.std(scores):.3f}", f"{time.perf_counter() - self.start:.1f}"]
                 with self.path.open("a", newline="") as file:
@@ -96,25 +74,24 @@ def train(run: dict) -> None:
             return True
 
     th.set_num_threads(1)
-    train_env = Monitor(EpisodeSeeds(gym.make(run["env"]), run["seed"], 0))
-    eval_env = Monitor(EpisodeSeeds(gym.make(run["env"]), run["seed"], 1))
+    environments.require_registered(run["env"])
+    train_env = environments.build(run["env"], run["seed"], environments.TRAINING)
+    eval_env = environments.build(run["env"], run["seed"], environments.EVALUATION)
     arguments = dict(run["arguments"])
     if "noise_std" in run:
         size = train_env.action_space.shape[0]
         arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, run["noise_std"]))
 
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{run_name(run)}.csv"
+    RETURNS.mkdir(parents=True, exist_ok=True)
+    path = RETURNS / f"{run_name(run)}.csv"
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="") as file:
         csv.writer(file).writerow(COLUMNS)
     model = algorithm_class(run["algo"])("MlpPolicy", train_env, seed=run["seed"], device="cpu", **arguments)
     model.learn(run["steps"], callback=WriteScores(eval_env, partial))
+    facts = {"run": run, "versions": versions(), "cpu_seconds": round(time.process_time(), 1)}
+    path.with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
     partial.replace(path)
-    facts = {name: metadata.version(name) for name in ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "pybullet")}
-    facts |= {"python": platform.python_version(), "machine": platform.machine(), "threads": 1}
-    facts["cpu_seconds"] = round(time.process_time(), 1)
-    path.with_suffix(".yml").write_text(yaml.safe_dump({"run": run, "versions": facts}, sort_keys=False))
 
 
 def main() -> None:
@@ -128,12 +105,13 @@ def main() -> None:
     if args.index is not None:
         return train(runs[args.index])
 
-    todo = [i for i, run in enumerate(runs) if args.only in run_name(run) and not is_finished(run)]
+    wanted = [(index, run_name(run)) for index, run in enumerate(runs) if args.only in run_name(run)]
+    todo = [(index, name) for index, name in wanted if not (RETURNS / f"{name}.csv").exists()]
     print(f"{len(todo)} of {len(runs)} runs to do, {args.jobs} at a time")
 
-    def start(index: int) -> tuple[str, int]:
-        command = [sys.executable, __file__, str(args.file), "--index", str(index)]
-        return run_name(runs[index]), subprocess.run(command).returncode
+    def start(job: tuple[int, str]) -> tuple[str, int]:
+        command = [sys.executable, __file__, str(args.file), "--index", str(job[0])]
+        return job[1], subprocess.run(command).returncode
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for name, code in pool.map(start, todo):

@@ -320,4 +320,3 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
         "num_threads": experiment.threads,
         "env_kwargs": None,
     }
-

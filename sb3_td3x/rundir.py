@@ -34,7 +34,9 @@ class RunDir:
         parent = out / ALGORITHM
         parent.mkdir(parents=True, exist_ok=True)
         safe = env_id.replace("/", "-")  # a namespaced id such as "ale/Pong" is one folder
-        taken = [int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))]
+        taken = [
+            int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))
+        ]
         number = max(taken, default=0) + 1
         while True:  # another run may take the number first
             try:

@@ -57,13 +57,20 @@ def checked(name: str, value: Any) -> float:
 
 
 def checked_train_freq(value: Any) -> Any:
-    """``train_freq`` as SB3 takes it, with an integral float made whole (``TrainFreq`` is a tuple too)."""
+    """``train_freq`` as SB3 takes it: a whole number, or a pair of one and its unit (SB3's ``TrainFreq`` is a pair)."""
     if not isinstance(value, tuple):
         return whole("train_freq", value, minimum=1)
     if len(value) != 2:
         raise ValueError(f"train_freq must be a number or a (number, unit) pair, not {value!r}")
-    return type(value)(*_pair(value)) if hasattr(value, "_fields") else _pair(value)
+    pair = whole("train_freq", value[0], minimum=1), value[1]
+    return value._make(pair) if hasattr(value, "_make") else pair
 
 
-def _pair(value: tuple) -> tuple:
-    return whole("train_freq", value[0], minimum=1), value[1]
+def checked_learning_rate(value: Any) -> Any:
+    """``learning_rate`` as it is if it is a schedule, else as a number that is not negative."""
+    if callable(value):
+        return value
+    number = real("learning_rate", value)
+    if number < 0:
+        raise ValueError(f"learning_rate must not be negative, not {value!r}")
+    return number

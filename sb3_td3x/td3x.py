@@ -70,7 +70,8 @@ class TD3X(OffPolicyAlgorithm):
         "MultiInputPolicy": MultiInputPolicy,
     }
     policy: TD3Policy
-    _restoring = False  # while `load` rebuilds a model: its seed has been used already
+    replay_buffer: ReplayBuffer
+    _loading = False  # while `load` rebuilds a model: its seed has been used already
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
 
     def __init__(
@@ -162,13 +163,11 @@ class TD3X(OffPolicyAlgorithm):
         for name in settings.CHECKED:
             setattr(self, name, settings.checked(name, getattr(self, name)))
         self.train_freq = settings.checked_train_freq(self.train_freq)
+        self.learning_rate = settings.checked_learning_rate(self.learning_rate)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
         super()._setup_model()
-        if not self._restoring:
-            # Without a seed, drawn from torch's global generator: th.manual_seed alone makes a run repeatable
-            self.noise_generator.manual_seed(int(th.randint(2**31, ())) if self.seed is None else self.seed)
 
     def _choose_replay_buffer_class(self) -> None:
         """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""
@@ -183,14 +182,20 @@ class TD3X(OffPolicyAlgorithm):
     def _is_n_step_of_a_zip(self) -> bool:
         """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""
         own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
-        return own and self.replay_buffer_class is NStepReplayBuffer and self._restoring
+        return own and self.replay_buffer_class is NStepReplayBuffer and self._loading
 
     def _resolve_learning_starts(self, total_timesteps: int | None) -> None:
-        """Turn the request into a number of steps. A value set since (attribute, ``load``) is the new request."""
-        if self.learning_starts != self._learning_starts_resolved:
+        """
+        Turn the request into a number of steps.
+
+        :param total_timesteps: the planned steps of a new run; ``None`` when the model is only built or loaded
+        """
+        set_since = self.learning_starts != self._learning_starts_resolved  # an attribute set, or `load`'s argument
+        if set_since:
             self._learning_starts_request = self.learning_starts
-        self.learning_starts = resolve_learning_starts(self._learning_starts_request, total_timesteps)
-        self._learning_starts_resolved = self.learning_starts
+        if set_since or total_timesteps is not None:
+            self.learning_starts = resolve_learning_starts(self._learning_starts_request, total_timesteps)
+            self._learning_starts_resolved = self.learning_starts
 
     def _setup_learn(
         self,
@@ -232,7 +237,7 @@ class TD3X(OffPolicyAlgorithm):
         :param tb_log_name: name of the run in TensorBoard
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
         :param progress_bar: show SB3's progress bar (needs tqdm and rich)
-        :raises NonFiniteError: a NaN or infinity from the environment or in an update; the weights stay those before it
+        :raises NonFiniteError: a NaN or infinity from the environment or in an update; no step is made with it
         :return: the model itself
         """
         total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
@@ -246,21 +251,21 @@ class TD3X(OffPolicyAlgorithm):
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update
-        :raises NonFiniteError: naming the loss and the update; the weights stay those before that update
+        :raises NonFiniteError: naming the loss and the update; no optimiser step is made with it
         """
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
-        numbers = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
+        rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
 
         critic_losses, actor_losses = [], []
         for update in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)  # type: ignore[union-attr]
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             noise = self._draw_noise(batch)
-            critic_losses.append(critic_step(self.policy, batch, noise, numbers, when=f"update {update}"))
+            critic_losses.append(critic_step(self.policy, batch, noise, rule_settings, when=f"update {update}"))
             if update % self.policy_delay == 0:
-                actor_losses.append(actor_step(self.policy, batch, numbers, when=f"update {update}"))
+                actor_losses.append(actor_step(self.policy, batch, rule_settings, when=f"update {update}"))
             self._n_updates = update
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -277,12 +282,10 @@ class TD3X(OffPolicyAlgorithm):
     def _updates_start_at(self) -> int:
         """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
         buffer = self.replay_buffer
-        assert buffer is not None
         return min(self.learning_starts, buffer.buffer_size * buffer.n_envs)
 
     def _must_refill(self) -> bool:
         if self._is_refilling:
-            assert self.replay_buffer is not None
             self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
         return self._is_refilling
 
@@ -308,12 +311,21 @@ class TD3X(OffPolicyAlgorithm):
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seed python, numpy, torch, the action space and the environment; while loading, leave them alone."""
-        if not self._restoring:
-            super().set_random_seed(seed)
+        """
+        Seed python, numpy, torch, the action space, the environment and the target noise.
+
+        :param seed: ``None`` leaves all but the target noise as they are; that follows torch's global generator then
+        """
+        if self._loading:
+            return
+        super().set_random_seed(seed)
+        if seed is None:
+            with th.random.fork_rng(devices=[]):
+                seed = int(th.randint(2**31, ()))
+        self.noise_generator.manual_seed(seed)
 
     @classmethod
-    def load(  # type: ignore[override]
+    def load(
         cls: type[SelfTD3X],
         path: str | pathlib.Path | io.BufferedIOBase,
         env: GymEnv | None = None,
@@ -341,17 +353,14 @@ class TD3X(OffPolicyAlgorithm):
         modelfile.check(path)
         if "n_steps" in kwargs:
             kwargs.setdefault("_replay_buffer_is_automatic", True)
-        restoring = kwargs.get("seed") is None
-        with modelfile.explained_errors(path), th.random.fork_rng(enabled=restoring):
-            model = super().load(
-                path, env, device, custom_objects, print_system_info, force_reset, _restoring=restoring, **kwargs
-            )
-        del model._restoring
+        with modelfile.explained_errors(path), th.random.fork_rng(devices=[]):
+            model = super().load(path, env, device, custom_objects, print_system_info, force_reset, _loading=True, **kwargs)
+        del model._loading
+        if kwargs.get("seed") is not None:
+            model.set_random_seed(model.seed)
         return model
 
-    def load_replay_buffer(
-        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True
-    ) -> None:
+    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
         Load a replay buffer saved with ``save_replay_buffer``.
 
@@ -361,7 +370,6 @@ class TD3X(OffPolicyAlgorithm):
         """
         before = self.replay_buffer
         super().load_replay_buffer(path, truncate_last_traj)
-        assert self.replay_buffer is not None
         try:
             check_fits(self.replay_buffer, self.n_envs, self.observation_space, self.action_space)
         except ValueError:
@@ -369,7 +377,7 @@ class TD3X(OffPolicyAlgorithm):
             raise
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_restoring", "_is_refilling"]
+        return [*super()._excluded_save_params(), "_loading", "_is_refilling"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

@@ -26,8 +26,10 @@ def exercises_td3(item: pytest.Function) -> bool:
         parameters = list(item.callspec.params.values())
         if any(value is SwappedTD3X or (isinstance(value, str) and value == "td3") for value in parameters):
             return True
-        if any(isinstance(value, type) and issubclass(value, stable_baselines3.common.base_class.BaseAlgorithm)
-               for value in parameters):
+        if any(
+            isinstance(value, type) and issubclass(value, stable_baselines3.common.base_class.BaseAlgorithm)
+            for value in parameters
+        ):
             return False
     return "TD3" in item.function.__code__.co_names
 

@@ -1,0 +1,64 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Arguments for installing torch alone, for another build than the package index's own:
+#   make train TORCH_ARGS="--index-url <PyTorch's index of CPU builds>"
+TORCH_ARGS ?=
+
+# make train ENV=AntBulletEnv-v0 STEPS=20000 PRESET=t3d SEED=1 ARGS="--set batch_size=128"
+ENV ?= Walker2DBulletEnv-v0
+STEPS ?= 500000
+PRESET ?= default
+SEED ?= 0
+ARGS ?=
+
+.PHONY: help install train test lint format type docs bench commit-checks clean
+
+help:
+	@echo "make train          train the PyBullet walker (STEPS=20000 for a short taste)"
+	@echo "make test           run the tests"
+	@echo "make install        set up .venv with every extra; train and test do it themselves"
+	@echo "make lint format type docs bench commit-checks clean"
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
+		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_ARGS) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bullet,plots,video,tests,docs]"
+	@touch $@
+
+train: $(INSTALLED)
+	$(BIN)/td3x train --env $(ENV) --steps $(STEPS) --preset $(PRESET) --seed $(SEED) $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: $(INSTALLED)
+	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# Hours on two cores: every run whose CSV is not there yet
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/returns.py benchmarks/returns.yml
+
+commit-checks: format lint type test docs
+
+clean:
+	rm -rf build dist *.egg-info docs/_build .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path "./.venv/*" -prune -exec rm -rf {} +

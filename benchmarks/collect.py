@@ -1,0 +1,51 @@
+"""
+Turn run folders of ``td3x train`` into result files: one CSV of scores and one YAML of settings and versions each.
+
+Usage: ``python benchmarks/collect.py logs/td3x/Walker2DBulletEnv-v0_1 ...``
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+import yaml
+from results import COLUMNS, RETURNS, versions
+
+from sb3_td3x.rundir import RunDir
+
+
+def seconds_at(run: RunDir, steps: np.ndarray) -> np.ndarray:
+    """Wall-clock seconds since the start at these steps, from SB3's log of every fourth episode."""
+    with (run.path / "progress.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["time/time_elapsed"]]
+    logged = [(float(row["time/total_timesteps"]), float(row["time/time_elapsed"])) for row in rows]
+    return np.interp(steps, *np.array([(0.0, 0.0), *logged]).T)
+
+
+def collect(run: RunDir) -> Path:
+    arguments = run.arguments()
+    steps, returns = run.scores()
+    setting, seed = arguments["preset"], arguments["seed"]
+    path = RETURNS / f"td3x_{setting}_{run.env_id}_s{seed}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for step, scores, seconds in zip(steps, returns, seconds_at(run, steps), strict=True):
+            row = ["td3x", setting, run.env_id, seed, step]
+            writer.writerow([*row, f"{scores.mean():.3f}", f"{scores.std():.3f}", f"{seconds:.1f}"])
+    arguments.pop("device")
+    facts = {"arguments": arguments, "config": run.config(), "versions": versions()}
+    path.with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    for folder in parser.parse_args().runs:
+        print(collect(RunDir.open(folder)))
+
+
+if __name__ == "__main__":
+    main()

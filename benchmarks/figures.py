@@ -1,0 +1,65 @@
+"""
+Make the pictures and tables of README and docs from the raw results.
+
+Usage: ``python benchmarks/figures.py``
+"""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from results import RETURNS, read
+
+STATIC = Path(__file__).parent.parent / "docs" / "_static"
+WALKER = {
+    "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
+    "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
+    "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),
+}
+
+
+def walker_runs() -> dict[str, tuple[dict[str, np.ndarray], str]]:
+    """The walker's runs that are there: label to columns and colour."""
+    return {label: (read(name), colour) for label, (name, colour) in WALKER.items() if (RETURNS / f"{name}.csv").exists()}
+
+
+def draw_walker(out: Path) -> None:
+    figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for label, (run, colour) in walker_runs().items():
+        steps, mean, spread = run["timesteps"], run["mean_return"], run["std_return"]
+        axes.plot(steps, mean, color=colour, linewidth=1.5, label=label)
+        axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
+    axes.set_title("Walker2DBulletEnv-v0, seed 0", fontsize=11, loc="left")
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("return per episode")
+    axes.set_xlim(0, 500_000)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    figure.savefig(out)
+
+
+def walker_table() -> str:
+    """Scores at some steps, the average of the last 100,000 steps, and the best, as Markdown."""
+    marks = (100_000, 200_000, 300_000, 400_000, 500_000)
+    lines = ["| | " + " | ".join(f"{mark // 1000}k" for mark in marks) + " | mean of the last 100k | best |"]
+    lines.append("|---" * (len(marks) + 3) + "|")
+    for label, (run, _) in walker_runs().items():
+        steps, mean = run["timesteps"], run["mean_return"]
+        at = [f"{mean[steps == mark][0]:.0f}" if (steps == mark).any() else "-" for mark in marks]
+        last = mean[steps > steps.max() - 100_000].mean()
+        lines.append(f"| {label} | " + " | ".join(at) + f" | {last:.0f} | {mean.max():.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    STATIC.mkdir(parents=True, exist_ok=True)
+    draw_walker(STATIC / "walker_curve.png")
+    print(walker_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Where raw results are kept, in which columns, and what is recorded beside them."""
+
+import csv
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+RETURNS = Path(__file__).parent / "results" / "returns"
+COLUMNS = ["algo", "setting", "env", "seed", "timesteps", "mean_return", "std_return", "wall_seconds"]
+PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
+
+
+def versions() -> dict[str, str]:
+    """Python, processor and the packages that can change a number."""
+    facts = {"python": platform.python_version(), "processor": processor()}
+    for package in PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        wanted = ("model name", "cpu family", "model")
+        lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        found = {key.strip(): value.strip() for key, _, value in lines if key.strip() in wanted}
+        return ", ".join(f"{key} {found[key]}" for key in wanted if key in found)
+    return platform.processor()
+
+
+def read(name: str) -> dict[str, np.ndarray]:
+    """The columns of one run's CSV; numbers as float arrays."""
+    with (RETURNS / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    numeric = COLUMNS[3:]
+    return {column: np.array([float(row[column]) if column in numeric else row[column] for row in rows]) for column in COLUMNS}

@@ -1,0 +1,21 @@
+"""Train on Pendulum, save, load, act: SB3's interface from end to end. About a minute on one core."""
+
+import argparse
+
+import gymnasium as gym
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_td3x import TD3X
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=float, default=10_000)
+steps = parser.parse_args().steps
+
+env = gym.make("Pendulum-v1")
+model = TD3X("MlpPolicy", env, learning_starts=min(1_000, steps / 2), policy_kwargs={"net_arch": [128, 128]}, seed=0)
+model.learn(steps)
+model.save("pendulum")
+
+again = TD3X.load("pendulum", env=env)
+mean, std = evaluate_policy(again, again.get_env(), n_eval_episodes=10)
+print(f"return {mean:.0f} ± {std:.0f}")

@@ -1,0 +1,29 @@
+"""Four environments in processes, observations normalised, evaluated while training, both parts saved."""
+
+import argparse
+
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+
+from sb3_td3x import TD3X
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=float, default=10_000)
+    steps = parser.parse_args().steps
+
+    env = VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0, vec_env_cls=SubprocVecEnv), norm_reward=False)
+    eval_env = VecNormalize(make_vec_env("Pendulum-v1", seed=1), training=False, norm_reward=False)
+    evaluation = EvalCallback(eval_env, eval_freq=500, n_eval_episodes=5)
+    # As many updates as environment steps: without -1, four environments mean a quarter of the updates
+    model = TD3X("MlpPolicy", env, gradient_steps=-1, policy_kwargs={"net_arch": [128, 128]}, seed=0)
+    model.learn(steps, callback=evaluation)
+    model.save("pendulum_normalised")
+    env.save("pendulum_normalised_vecnormalize.pkl")
+    env.close()
+
+
+if __name__ == "__main__":  # processes need it
+    main()

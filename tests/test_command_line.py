@@ -1,0 +1,237 @@
+"""The td3x command, as a user types it: what it leaves behind, how it ends, what it says to bad input."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from sb3_td3x import TD3X, cli
+
+QUICK = [
+    "--set",
+    "policy_kwargs.net_arch=[16,16]",
+    "--set",
+    "learning_starts=50",
+    "--eval-freq",
+    "100",
+    "--eval-episodes",
+    "2",
+]
+
+
+def td3x(*arguments, expect=0):
+    """Run the command in a process of its own, and return what it printed."""
+    result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = result.communicate(timeout=300)
+    assert result.returncode == expect, out + err
+    return out + err
+
+
+def start(*arguments, **kwargs):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("DISPLAY", None), environment.pop("WAYLAND_DISPLAY", None)
+    command = [sys.executable, "-m", "sb3_td3x", *map(str, arguments)]
+    return subprocess.Popen(command, text=True, env=environment, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run on the walker, from start to film."""
+    out = tmp_path_factory.mktemp("logs")
+    printed = td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", out, *QUICK)
+    return out / "td3x" / "Walker2DBulletEnv-v0_1", printed
+
+
+class TestTrain:
+    def test_fills_the_run_folder(self, trained):
+        run, _ = trained
+        expected = [
+            "evaluations.npz", "best_model.zip", "Walker2DBulletEnv-v0.zip", "0.monitor.csv", "progress.csv", "curve.png",
+            "video/best_model.mp4", "Walker2DBulletEnv-v0/config.yml", "Walker2DBulletEnv-v0/args.yml",
+        ]  # fmt: skip
+        assert not [name for name in expected if not (run / name).stat().st_size]
+
+    def test_evaluates_every_eval_freq_steps(self, trained):
+        with np.load(trained[0] / "evaluations.npz") as archive:
+            assert archive["timesteps"].tolist() == [100, 200, 300]
+            assert archive["results"].shape == (3, 2)
+
+    def test_says_where_everything_is_and_how_it_went(self, trained):
+        run, printed = trained
+        assert "Walker2DBulletEnv-v0, preset default, seed 0, 300 steps" in printed
+        for line in ("100 steps  score", "200 steps  score", "best score", str(run / "curve.png"), "best_model.mp4"):
+            assert line in printed
+        assert "argv[0]" not in printed
+
+    def test_records_the_hyperparameters_as_used(self, trained):
+        config = yaml.safe_load((trained[0] / "Walker2DBulletEnv-v0" / "config.yml").read_text())
+        assert config["learning_rate"] == 7e-4
+        assert config["policy_kwargs"] == {"net_arch": [16, 16]}
+        assert config["n_timesteps"] == 300
+
+    def test_the_models_are_plain_td3x_zips(self, trained):
+        last = TD3X.load(trained[0] / "Walker2DBulletEnv-v0.zip")
+        assert last.num_timesteps == 300
+        assert last._n_updates == 250
+
+    def test_pictures_and_film_open(self, trained):
+        import imageio.v2 as imageio
+
+        curve = imageio.imread(trained[0] / "curve.png")
+        assert curve.shape[0] > 300
+        assert curve.std() > 10
+        film = imageio.mimread(trained[0] / "video" / "best_model.mp4", memtest=False)
+        assert len(film) > 5
+        assert np.stack(film).std(axis=0).max() > 10  # something moves
+
+    def test_the_same_seed_gives_the_same_scores(self, trained, tmp_path):
+        td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", tmp_path, "--no-film", *QUICK)
+        first, second = (
+            np.load(run / "evaluations.npz")["results"] for run in (trained[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1")
+        )
+        np.testing.assert_array_equal(first, second)
+
+    def test_a_new_run_never_touches_an_old_one(self, tmp_path):
+        for _ in range(2):
+            td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
+        assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
+
+    def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
+        wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
+        td3x(
+            "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-film", *QUICK,
+            "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
+        )  # fmt: skip
+        run = tmp_path / "td3x" / "Pendulum-v1_1"
+        assert {"0.monitor.csv", "1.monitor.csv"} <= {path.name for path in run.iterdir()}
+        assert (run / "Pendulum-v1" / "vecnormalize.pkl").exists()
+        model = TD3X.load(run / "Pendulum-v1.zip")
+        assert model._n_updates == 350  # as many as steps
+        assert model.observation_space.shape == (4,)  # with the time left
+        assert "return" in td3x("eval", run, "--episodes", 2)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number):
+        arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--no-film", *QUICK]
+        process = start("train", *arguments, stdout=subprocess.PIPE)
+        run = tmp_path / "td3x" / "Pendulum-v1_1"
+        deadline = time.monotonic() + 120
+        while not (run / "curve.png").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "of 1,000,000 steps; what was learned is saved" in printed
+        model = TD3X.load(run / "Pendulum-v1.zip")
+        assert model.num_timesteps >= 100
+        assert (run / "evaluations.npz").exists()
+        assert (run / "best_model.zip").exists()
+
+
+class TestReading:
+    def test_eval_scores_fresh_episodes(self, trained):
+        first, second = (td3x("eval", trained[0], "--episodes", 2) for _ in range(2))
+        assert "Walker2DBulletEnv-v0, best_model.zip: return" in first
+        assert first == second
+
+    def test_enjoy_films_where_there_is_no_display(self, trained, tmp_path):
+        printed = td3x("enjoy", trained[0], "--video", tmp_path / "walk.mp4")
+        assert (tmp_path / "walk.mp4").stat().st_size > 1000
+        assert "one episode, return" in printed
+
+    def test_plot_draws_several_runs(self, trained, tmp_path):
+        td3x("plot", trained[0], trained[0], "--out", tmp_path / "both.png")
+        assert (tmp_path / "both.png").stat().st_size > 1000
+
+    def test_help_comes_at_once(self):
+        started = time.perf_counter()
+        printed = td3x("--help")
+        assert all(name in printed for name in ("train", "eval", "enjoy", "plot"))
+        code = "import sys, sb3_td3x.cli; assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert time.perf_counter() - started < 30  # hangs only: what matters is that torch is not loaded
+
+
+BAD_TRAINING = {
+    "an unknown environment": (["--env", "Walker2DBullet-v0"], "the nearest are Walker2DBulletEnv-v0"),
+    "discrete actions": (["--env", "CartPole-v1"], "only supports"),
+    "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
+    "an unknown setting": (["--set", "batchsize=1"], "did you mean batch_size"),
+    "no assignment": (["--set", "batch_size"], "needs key=value"),
+    "a batch of nothing": (["--set", "batch_size=0"], "batch_size must be at least 1"),
+    "a fraction": (["--set", "batch_size=1.5"], "batch_size must be a whole number"),
+    "tau above 1": (["--set", "tau=2"], "tau must be between 0 and 1"),
+    "negative noise": (["--set", "action_noise=-1"], "action_noise must not be negative"),
+    "no critic": (["--set", "policy_kwargs.n_critics=0"], "n_critics must be at least 1"),
+    "an unknown argument of the policy": (["--set", "policy_kwargs.depth=3"], "depth"),
+    "half a step": (["--steps", "10.5"], "steps must be a whole number"),
+    "no steps": (["--steps", "0"], "steps must be at least 1"),
+    "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
+    "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
+    "a device that is not there": (["--device", "tpu"], "tpu"),
+    "a wrapper that is not on the list": (["--set", "env_wrapper=os.system"], "env_wrapper can be"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(case, tmp_path, capfd, monkeypatch):
+    arguments, message = BAD_TRAINING[case]
+    if "--env" not in arguments:
+        arguments = ["--env", "Pendulum-v1", *arguments]
+    code, printed = called(monkeypatch, capfd, "train", "--out", tmp_path / "logs", *arguments)
+    assert code == 2
+    assert message in printed
+    assert printed.startswith("error: ")
+    assert len(printed.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("logs/td3x/*"))
+
+
+def called(monkeypatch, capfd, *arguments):
+    """The command in this process: exit code and what it wrote to stderr."""
+    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "enjoy", "plot"])
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatch):
+    code, printed = called(monkeypatch, capfd, command, tmp_path)
+    assert code == 2
+    assert "is not a run" in printed
+
+
+def test_a_damaged_model_is_named(trained, tmp_path, capfd, monkeypatch):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(trained[0], run)
+    (run / "best_model.zip").write_bytes((run / "best_model.zip").read_bytes()[:1000])
+    code, printed = called(monkeypatch, capfd, "eval", run)
+    assert code == 2
+    assert "best_model.zip is not a model zip, or is damaged" in printed
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
+    (tmp_path / "file").write_text("")
+    code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
+    assert code == 2
+    assert "Not a directory" in printed
+
+
+def test_usage_errors_end_with_2():
+    assert CliRunner().invoke(cli.app, ["train"]).exit_code == 2
+    assert CliRunner().invoke(cli.app, ["nonsense"]).exit_code == 2
+
+
+def test_no_path_of_this_machine_is_in_a_run(trained):
+    text = (trained[0] / "Walker2DBulletEnv-v0" / "args.yml").read_text()
+    assert str(Path.home()) not in text

@@ -1,0 +1,115 @@
+"""Whoever swaps SB3's TD3 for TD3X keeps everything: keywords, updates, files."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import TD3
+from stable_baselines3.common.noise import NormalActionNoise
+
+from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
+from tests.tools import LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+
+
+def parameters(function):
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def test_every_keyword_of_sb3_in_its_order_with_its_default():
+    ours, theirs = parameters(TD3X.__init__), parameters(TD3.__init__)
+    assert list(ours)[: len(theirs)] == list(theirs)
+    changed = {name for name in theirs if ours[name] != theirs[name]}
+    assert changed == {"learning_starts", "action_noise"}
+
+
+def test_keywords_of_our_own_are_keyword_only():
+    own = [p for name, p in inspect.signature(TD3X.__init__).parameters.items() if name not in parameters(TD3.__init__)]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in own if parameter.name != "self")
+
+
+@pytest.mark.parametrize("method", ["learn", "predict", "save", "set_env", "set_parameters", "get_parameters"])
+def test_methods_take_the_same_arguments(method):
+    ours, theirs = parameters(getattr(TD3X, method)), parameters(getattr(TD3, method))
+    ours.pop("tb_log_name", None), theirs.pop("tb_log_name", None)  # named after the algorithm
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("n_critics", [1, 2, 3])
+def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, n_critics):
+    kwargs = {"policy_kwargs": {"net_arch": [32, 24], "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
+    theirs = without_output(model(cls=TD3, **kwargs))
+    ours = without_output(model(cls=TD3X, **kwargs))
+    ours.set_parameters(theirs.get_parameters())
+    batches = [random_batch(seed, batch=32) for seed in range(20)]
+    noises = [th.randn(32, 1, generator=th.Generator().manual_seed(seed)) for seed in range(20)]
+
+    feed(ours, batches, noises)
+    ours.train(gradient_steps=20)
+    feed(theirs, batches, [])
+    draws = iter(noises)  # SB3 draws into a copy of the actions
+    monkeypatch.setattr(th.Tensor, "normal_", lambda self, mean, std: self.copy_(next(draws) * std))
+    theirs.train(gradient_steps=20)
+
+    assert largest_difference(weights(ours), weights(theirs)) < 1e-5
+    for key in ("train/critic_loss", "train/actor_loss", "train/n_updates", "train/learning_rate"):
+        assert ours.logger.name_to_value[key] == pytest.approx(theirs.logger.name_to_value[key], rel=1e-5)
+
+
+def test_same_seed_starts_from_the_same_weights_as_sb3():
+    assert largest_difference(weights(model(cls=TD3)), weights(model(cls=TD3X))) == 0
+
+
+def test_zip_of_sb3_loads_and_goes_on_training(tmp_path):
+    theirs = model(cls=TD3).learn(100)
+    theirs.save(tmp_path / "td3")
+    ours = TD3X.load(tmp_path / "td3", env=LineEnv())
+
+    observation = np.ones((4, 3), dtype=np.float32)
+    np.testing.assert_array_equal(ours.predict(observation)[0], theirs.predict(observation)[0])
+    assert ours.policy_class is TD3XPolicy
+    # What SB3's program did, not today's defaults
+    assert ours.action_noise is None
+    assert ours.learning_starts == 10
+    before = weights(ours)
+    optimiser_steps = ours.critic.optimizer.state_dict()["state"][0]["step"].item()
+    ours.learn(50, reset_num_timesteps=False)
+    assert ours.num_timesteps == 150
+    assert ours.critic.optimizer.state_dict()["state"][0]["step"].item() > optimiser_steps > 0
+    assert largest_difference(before, weights(ours)) > 0
+
+
+def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
+    ours = model().learn(100)
+    ours.save(tmp_path / "td3x")
+    theirs = TD3.load(tmp_path / "td3x", env=LineEnv())
+    observation = np.ones((4, 3), dtype=np.float32)
+    np.testing.assert_array_equal(ours.predict(observation)[0], theirs.predict(observation)[0])
+    theirs.learn(50, reset_num_timesteps=False)
+    assert theirs.num_timesteps == 150
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("MlpPolicy", TD3XPolicy), ("CnnPolicy", CnnPolicy), ("MultiInputPolicy", MultiInputPolicy)]
+)
+def test_policy_classes_of_sb3_become_ours(name, ours):
+    assert model(policy=TD3.policy_aliases["MlpPolicy"]).policy_class is TD3XPolicy
+    algorithm = TD3X(TD3.policy_aliases[name], LineEnv(), _init_setup_model=False)
+    assert algorithm.policy_class is TD3.policy_aliases[name]
+    from sb3_td3x.policies import FROM_SB3
+
+    assert FROM_SB3[algorithm.policy_class] is ours
+
+
+def test_a_users_own_td3policy_is_accepted():
+    class OwnPolicy(TD3.policy_aliases["MlpPolicy"]):
+        pass
+
+    algorithm = model(policy=OwnPolicy).learn(40)
+    assert type(algorithm.policy) is OwnPolicy
+    assert algorithm._n_updates > 0
+
+
+def test_an_action_noise_object_is_used_as_it_is():
+    noise = NormalActionNoise(np.zeros(1), np.full(1, 0.3))
+    assert model(action_noise=noise).action_noise is noise

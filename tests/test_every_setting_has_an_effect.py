@@ -1,0 +1,120 @@
+"""Every number of the rule changes the update when it is turned, nonsense is refused, and ``1e6`` is a whole number."""
+
+import math
+
+import pytest
+import torch as th
+
+from sb3_td3x import settings
+from sb3_td3x.update import UpdateSettings
+from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
+
+TURNED = {
+    "gamma": 0.5,
+    "tau": 0.5,
+    "target_policy_noise": 0.9,
+    "target_noise_clip": 0.05,
+    "policy_delay": 1,
+    "learning_rate": 1e-2,
+}
+
+
+def trained(**kwargs):
+    algorithm = without_output(model(**kwargs))
+    run(algorithm)
+    return weights(algorithm)
+
+
+def run(algorithm):
+    feed(
+        algorithm,
+        [random_batch(seed) for seed in range(6)],
+        [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(6)],
+    )
+    algorithm.train(gradient_steps=6)
+
+
+def test_all_numbers_of_the_rule_are_tried():
+    assert set(UpdateSettings._fields) <= set(TURNED)
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_turning_it_in_the_constructor_changes_the_update(name):
+    assert largest_difference(trained(), trained(**{name: TURNED[name]})) > 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(set(TURNED) - {"learning_rate"}))
+def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name):
+    algorithm = without_output(model())
+    setattr(algorithm, name, TURNED[name])
+    run(algorithm)
+    assert largest_difference(weights(algorithm), trained(**{name: TURNED[name]})) == 0
+
+
+def test_learning_rate_follows_its_schedule():
+    algorithm = without_output(model(learning_rate=lambda progress: progress * 1e-3))
+    algorithm._current_progress_remaining = 0.25
+    run(algorithm)
+    assert algorithm.critic.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+    assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+
+
+@pytest.mark.parametrize("name", sorted(settings.WHOLE_WITH_MINIMUM))
+def test_whole_numbers_below_their_minimum_fractions_and_text_are_refused(name):
+    minimum = settings.WHOLE_WITH_MINIMUM[name]
+    for bad in (minimum - 1, minimum + 0.5, math.nan, math.inf, "many"):
+        with pytest.raises(ValueError, match=name):
+            model(**{name: bad})
+
+
+@pytest.mark.parametrize("name", settings.BETWEEN_0_AND_1)
+def test_shares_outside_0_and_1_are_refused(name):
+    for bad in (-0.1, 1.1, math.nan, None):
+        with pytest.raises(ValueError, match=name):
+            model(**{name: bad})
+    for edge in (0, 1):
+        assert getattr(model(**{name: edge}), name) == edge
+
+
+@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "action_noise"])
+def test_negative_noise_and_rates_are_refused(name):
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=name):
+            model(**{name: bad})
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"buffer_size": 1e3},
+        {"batch_size": 16.0},
+        {"gradient_steps": 1.0},
+        {"policy_delay": 2.0},
+        {"learning_starts": 1e1},
+        {"train_freq": 1.0},
+        {"train_freq": (2.0, "step")},
+        {"n_steps": 2.0},
+    ],
+)
+def test_a_whole_number_may_be_written_as_a_float(kwargs):
+    algorithm = model(**kwargs).learn(4e1)
+    assert algorithm.num_timesteps == 40
+    assert algorithm._n_updates > 0
+
+
+@pytest.mark.parametrize("train_freq", [0, 1.5, (1, "day"), (1, "step", 3), (0, "episode")])
+def test_a_train_freq_that_cannot_be_is_refused(train_freq):
+    with pytest.raises(ValueError, match="train_freq"):
+        model(train_freq=train_freq)
+
+
+def test_n_critics_below_1_is_refused():
+    with pytest.raises(ValueError, match="n_critics"):
+        model(policy_kwargs={"net_arch": [8], "n_critics": 0})
+
+
+def test_the_callers_dictionaries_are_left_as_they_were():
+    kwargs, policy_kwargs = {}, {"net_arch": [8]}
+    model(n_steps=3, replay_buffer_kwargs=kwargs, policy_kwargs=policy_kwargs)
+    assert kwargs == {}
+    assert policy_kwargs == {"net_arch": [8]}

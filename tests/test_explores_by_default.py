@@ -1,0 +1,106 @@
+"""Warm-up with random actions, then the actor with Gaussian noise, within the bounds, without asking for it."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x import TD3X
+from tests.tools import LineEnv, model
+
+LOPSIDED = spaces.Box(np.array([-2.0, 0.0], dtype=np.float32), np.array([1.0, 10.0], dtype=np.float32))
+
+
+def stored_actions(algorithm):
+    size = algorithm.replay_buffer.size()
+    return algorithm.replay_buffer.actions[:size].reshape(size, -1)
+
+
+def greedy_actions(algorithm):
+    size = algorithm.replay_buffer.size()
+    unscaled, _ = algorithm.predict(algorithm.replay_buffer.observations[:size, 0])
+    return algorithm.policy.scale_action(unscaled).reshape(size, -1)
+
+
+def test_noise_of_a_tenth_of_the_scaled_range_is_the_default():
+    algorithm = model(LineEnv(action_space=LOPSIDED), learning_starts=0, gradient_steps=0).learn(900)
+    noise = stored_actions(algorithm) - greedy_actions(algorithm)
+    assert noise.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.15)
+    assert np.abs(stored_actions(algorithm)).max() <= 1
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.2  # each joint has its own
+
+
+def test_none_and_zero_switch_it_off():
+    for off in (None, 0):
+        algorithm = model(action_noise=off, learning_starts=0, gradient_steps=0).learn(30)
+        assert algorithm.action_noise is None
+        np.testing.assert_allclose(stored_actions(algorithm), greedy_actions(algorithm), atol=1e-6)
+
+
+def test_warm_up_is_uniform_over_the_whole_range():
+    algorithm = model(LineEnv(action_space=LOPSIDED), action_noise=None, learning_starts=900, gradient_steps=0).learn(900)
+    actions = stored_actions(algorithm)
+    assert actions.std(axis=0) == pytest.approx([1 / 3**0.5] * 2, rel=0.1)
+    assert np.abs(actions).max() <= 1
+
+
+def test_every_environment_has_noise_of_its_own():
+    env = DummyVecEnv([LineEnv, LineEnv])
+    algorithm = model(env, learning_starts=0, gradient_steps=0).learn(40)
+    assert isinstance(algorithm.action_noise, VectorizedActionNoise)
+    draw = algorithm.action_noise()
+    assert draw.shape == (2, 1)
+    assert draw[0] != draw[1]
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+def test_noise_has_the_shape_of_an_action(shape):
+    algorithm = model(LineEnv(action_space=spaces.Box(-1, 1, shape)))
+    assert algorithm.action_noise().shape == shape
+
+
+def test_a_number_may_be_set_on_a_model_or_at_load(tmp_path):
+    algorithm = model()
+    algorithm.action_noise = 0.05
+    algorithm.learn(20)
+    assert isinstance(algorithm.action_noise, NormalActionNoise)
+    np.testing.assert_array_equal(algorithm.action_noise._sigma, [0.05])
+    algorithm.save(tmp_path / "model")
+    np.testing.assert_array_equal(TD3X.load(tmp_path / "model", action_noise=0.2).action_noise._sigma, [0.2])
+
+
+class TestAutomaticLearningStarts:
+    @pytest.mark.parametrize(
+        ("total", "starts"), [(1_000, 100), (5_000, 100), (10_000, 200), (500_000, 10_000), (5e6, 10_000)]
+    )
+    def test_is_two_percent_of_the_run_within_limits(self, total, starts):
+        algorithm = model(learning_starts="auto")
+        assert algorithm.learning_starts == 100
+        algorithm._setup_learn(int(total))
+        assert algorithm.learning_starts == starts
+
+    def test_is_kept_when_a_run_continues_and_resolved_again_for_a_new_one(self, tmp_path):
+        algorithm = model(learning_starts="auto")
+        algorithm._setup_learn(20_000)
+        assert algorithm.learning_starts == 400
+        algorithm._setup_learn(1_000, reset_num_timesteps=False)
+        assert algorithm.learning_starts == 400
+        algorithm.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        assert loaded.learning_starts == 400
+        loaded._setup_learn(50_000)
+        assert loaded.learning_starts == 1_000
+
+    def test_a_number_set_later_wins(self, tmp_path):
+        algorithm = model(learning_starts="auto")
+        algorithm.learning_starts = 7
+        algorithm._setup_learn(500_000)
+        assert algorithm.learning_starts == 7
+        algorithm.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), learning_starts=9)
+        loaded._setup_learn(500_000)
+        assert loaded.learning_starts == 9
+        again = TD3X.load(tmp_path / "model", env=LineEnv(), learning_starts="auto")
+        again._setup_learn(500_000)
+        assert again.learning_starts == 10_000

@@ -1,0 +1,55 @@
+"""
+The tests of the installed Stable-Baselines3 that exercise TD3 pass with TD3X in its place.
+
+SB3's source distribution ships them. It is downloaded once, into a folder that git ignores.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CACHE = ROOT / ".cache" / "sb3"
+# test_utils needs ale-py for tests of other algorithms; the one "expensive" test builds a 2 GB model
+LEFT_OUT = ["-m", "not expensive", "--ignore=tests/test_utils.py"]
+
+
+@pytest.fixture(scope="module")
+def sb3_tests():
+    release = version("stable-baselines3")
+    folder = CACHE / release
+    if not (folder / "tests").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+        download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", str(folder)]
+        subprocess.run(download, check=True)
+        (archive,) = folder.glob("*.tar.gz")
+        with tarfile.open(archive) as sdist:
+            # Only the tests: SB3's own package beside them would be imported instead of the installed one
+            wanted = [member for member in sdist.getmembers() if "/tests/" in member.name]
+            for member in wanted:
+                member.name = member.name.partition("/")[2]
+            sdist.extractall(folder, members=wanted, filter="data")
+    return folder
+
+
+def test_all_of_them_pass(sb3_tests, tmp_path):
+    command = [sys.executable, "-m", "pytest", "-p", "tests.sb3_swap", "-q", "-p", "no:cacheprovider", *LEFT_OUT, "tests"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    result = subprocess.run(command, cwd=sb3_tests, env=environment, capture_output=True, text=True)
+    summary = result.stdout.strip().splitlines()[-1]
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    passed = int(re.search(r"(\d+) passed", summary)[1])
+    skipped = int(re.search(r"(\d+) skipped", summary)[1])
+    # 2.9.2: 65 passed; 5 skipped by SB3 itself, two for want of CUDA and three for gSDE, which TD3 has not
+    assert passed >= 65, summary
+    assert skipped <= 5, summary

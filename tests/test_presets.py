@@ -1,0 +1,115 @@
+"""Presets hold what they say, build for every environment they name, and read no code."""
+
+from importlib.resources import files
+
+import pytest
+import yaml
+from stable_baselines3 import HerReplayBuffer
+from torch import nn
+
+from sb3_td3x import presets
+from tests.tools import model
+
+ENTRIES = [
+    (name, env_id)
+    for name in presets.names()
+    for env_id in yaml.safe_load((files("sb3_td3x.presets") / f"{name}.yml").read_text())
+]
+
+
+def test_there_are_three():
+    assert presets.names() == ["default", "sb3", "t3d"]
+
+
+@pytest.mark.parametrize(("name", "env_id"), ENTRIES)
+def test_every_entry_builds_a_model(name, env_id):
+    entry = presets.load(name, env_id)
+    arguments = presets.model_arguments(entry)
+    assert set(entry) <= {*presets.RUN_KEYS, *presets.MODEL_KEYS}
+    assert entry["n_timesteps"] >= 10_000
+    algorithm = model(**{**arguments, "buffer_size": 100, "policy_kwargs": {"net_arch": [4]}})
+    for key in ("gamma", "batch_size", "tau", "learning_rate", "gradient_steps"):
+        if isinstance(entry.get(key), (int, float)):
+            assert getattr(algorithm, key) == entry[key]
+
+
+def test_t3d_is_the_texts_recipe_for_every_environment():
+    algorithm = model(**presets.model_arguments(presets.load("t3d", "Anything-v0")))
+    assert (algorithm.train_freq.frequency, algorithm.train_freq.unit.value, algorithm.gradient_steps) == (1, "episode", -1)
+    assert (algorithm.batch_size, algorithm.learning_rate, algorithm.gamma, algorithm.tau) == (100, 1e-3, 0.99, 0.005)
+    assert (algorithm.target_policy_noise, algorithm.target_noise_clip, algorithm.policy_delay) == (0.2, 0.5, 2)
+    assert (algorithm.learning_starts, algorithm.action_noise._sigma.tolist()) == (10_000, [0.1])
+    assert presets.load("t3d", "Anything-v0")["n_timesteps"] == 500_000
+
+
+def test_sb3_is_rl_zoos_tuned_td3():
+    assert presets.load("sb3", "Walker2DBulletEnv-v0") == {
+        "n_timesteps": 1_000_000, "policy": "MlpPolicy", "gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000,
+        "noise_type": "normal", "noise_std": 0.1, "gradient_steps": 1, "train_freq": 1, "batch_size": 256,
+        "learning_rate": 7e-4, "policy_kwargs": {"net_arch": [400, 300]},
+    }  # fmt: skip
+
+
+def test_linear_schedules_go_from_the_value_to_zero():
+    rate = presets.model_arguments(presets.load("sb3", "BipedalWalkerHardcore-v3"))["learning_rate"]
+    assert [rate(progress) for progress in (1.0, 0.5, 0.0)] == pytest.approx([7e-4, 3.5e-4, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "value"),
+    [
+        ("batch_size=128", "batch_size", 128),
+        ("learning_rate=3e-4", "learning_rate", 3e-4),
+        ("learning_rate=lin_3e-4", "learning_rate", "lin_3e-4"),
+        ("train_freq=[1, episode]", "train_freq", [1, "episode"]),
+        ("policy_kwargs.net_arch=[64, 64]", "policy_kwargs", {"net_arch": [64, 64]}),
+        ("normalize=true", "normalize", True),
+        ("noise_std=0.2", "noise_std", 0.2),
+    ],
+)
+def test_set_changes_one_value(assignment, key, value):
+    before = presets.load("default", "Walker2DBulletEnv-v0")
+    after = presets.override(before, [assignment])
+    assert after == {**before, key: value}
+
+
+def test_action_noise_replaces_the_presets_noise():
+    entry = presets.override(presets.load("sb3", "Pendulum-v1"), ["action_noise=0.3"])
+    assert presets.model_arguments(entry)["action_noise"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("batchsize=128", "did you mean batch_size"),
+        ("nonsense_key=1", "there is no setting 'nonsense_key'"),
+        ("batch_size", "needs key=value"),
+        ("seed=3", "there is no setting 'seed'"),
+    ],
+)
+def test_an_assignment_that_cannot_be_is_refused(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        presets.override({}, [assignment])
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="choose from default, sb3, t3d"):
+        presets.load("best", "Pendulum-v1")
+
+
+def test_classes_are_named_from_a_list():
+    arguments = presets.model_arguments(
+        {"replay_buffer_class": "HerReplayBuffer", "policy_kwargs": {"activation_fn": "ELU", "net_arch": [8]}}
+    )
+    assert arguments["replay_buffer_class"] is HerReplayBuffer
+    assert arguments["policy_kwargs"] == {"activation_fn": nn.ELU, "net_arch": [8]}
+    for entry in ({"replay_buffer_class": "os.system"}, {"policy_kwargs": {"activation_fn": "print"}}):
+        with pytest.raises(ValueError, match="can be"):
+            presets.model_arguments(entry)
+
+
+def test_a_preset_is_never_changed_by_its_use():
+    first = presets.load("sb3", "Walker2DBulletEnv-v0")
+    first["policy_kwargs"]["net_arch"].append(1)
+    presets.model_arguments(first)["gamma"] = 0
+    assert presets.load("sb3", "Walker2DBulletEnv-v0")["policy_kwargs"] == {"net_arch": [400, 300]}

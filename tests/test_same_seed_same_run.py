@@ -1,0 +1,74 @@
+"""The same seed gives the same run, array for array."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from tests.tools import LineEnv, model
+
+CASES = {
+    "plain": {},
+    "two environments": {"env": 2, "gradient_steps": -1},
+    "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
+    "n-step": {"n_steps": 3},
+}
+
+
+def run(case, seed=0):
+    kwargs = dict(CASES[case])
+    count = kwargs.pop("env", 1)
+    env = DummyVecEnv([LineEnv for _ in range(count)])
+    return model(env, seed=seed, learning_starts=20, **kwargs).learn(120)
+
+
+def arrays(algorithm):
+    """Everything a run leaves behind."""
+    result = {f"weights/{name}": value.numpy() for name, value in algorithm.policy.state_dict().items()}
+    for name in ("actor", "critic"):
+        for index, state in getattr(algorithm, name).optimizer.state_dict()["state"].items():
+            result |= {f"{name}/{index}/{key}": value.numpy() for key, value in state.items()}
+    buffer = algorithm.replay_buffer
+    result |= {f"replay/{key}": getattr(buffer, key) for key in ("observations", "actions", "rewards", "dones")}
+    result["noise"] = algorithm.noise_generator.get_state().numpy()
+    return result
+
+
+def digest(algorithm):
+    total = hashlib.sha256()
+    for name, array in sorted(arrays(algorithm).items()):
+        total.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twice_in_one_process(case):
+    first, second = arrays(run(case)), arrays(run(case))
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_in_two_processes():
+    code = "import torch; torch.set_num_threads(1); from tests.test_same_seed_same_run import *; print(digest(run('plain')))"
+    printed = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
+    assert printed[0] == printed[1]
+    assert len(printed[0].strip()) == 64
+
+
+def test_another_seed_gives_another_run():
+    assert digest(run("plain", seed=0)) != digest(run("plain", seed=1))
+
+
+def test_torchs_own_seed_is_enough_for_the_target_noise_when_none_is_given():
+    draws = []
+    for _ in range(2):
+        th.manual_seed(5)
+        draws.append(th.randn(3, generator=model(seed=None).noise_generator))
+    assert th.equal(*draws)

@@ -1,0 +1,172 @@
+"""What is saved comes back, files of older versions stay readable, and what is no model is refused with a reason."""
+
+import io
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO, TD3
+
+from sb3_td3x import TD3X, ModelFileError, TD3XPolicy
+from sb3_td3x.modelfile import FORMAT_VERSION
+from tests.tools import LineEnv, largest_difference, model, weights
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.zip"))
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    algorithm = model(learning_rate=2e-3).learn(60)
+    algorithm.save(tmp_path / "model")
+    return algorithm, tmp_path / "model.zip"
+
+
+def test_everything_comes_back(saved):
+    algorithm, path = saved
+    loaded = TD3X.load(path, env=LineEnv())
+    assert largest_difference(weights(algorithm), weights(loaded)) == 0
+    for name in ("num_timesteps", "_n_updates", "learning_rate", "gamma", "learning_starts", "batch_size", "_episode_num"):
+        assert getattr(loaded, name) == getattr(algorithm, name), name
+    for name in ("actor", "critic"):
+        ours, theirs = (getattr(a, name).optimizer.state_dict() for a in (loaded, algorithm))
+        assert ours["param_groups"] == theirs["param_groups"]
+        for index, state in theirs["state"].items():
+            assert all(th.equal(ours["state"][index][key], value) for key, value in state.items())
+
+
+def test_loading_without_an_environment_is_enough_to_act(saved):
+    algorithm, path = saved
+    loaded = TD3X.load(str(path).removesuffix(".zip"))
+    np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
+
+
+def test_through_a_file_object(saved):
+    algorithm, _ = saved
+    memory = io.BytesIO()
+    algorithm.save(memory)
+    assert largest_difference(weights(TD3X.load(memory)), weights(algorithm)) == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("gamma", 0.5), ("policy_delay", 3), ("batch_size", 8), ("tau", 0.5)])
+def test_attributes_can_be_changed_at_load_and_are_checked(saved, name, value):
+    assert getattr(TD3X.load(saved[1], **{name: value}), name) == value
+    with pytest.raises(ValueError, match=name):
+        TD3X.load(saved[1], **{name: -1})
+
+
+def test_parameters_can_be_taken_and_set(saved):
+    algorithm, _ = saved
+    other = model(seed=1)
+    other.set_parameters(algorithm.get_parameters())
+    assert largest_difference(weights(other), weights(algorithm)) == 0
+
+
+def test_the_policy_alone(saved, tmp_path):
+    algorithm, _ = saved
+    algorithm.policy.save(tmp_path / "policy.pth")
+    policy = TD3XPolicy.load(tmp_path / "policy.pth")
+    np.testing.assert_array_equal(policy.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
+
+
+def test_the_replay_buffer(saved, tmp_path):
+    algorithm, path = saved
+    algorithm.save_replay_buffer(tmp_path / "buffer")
+    loaded = TD3X.load(path, env=LineEnv())
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    np.testing.assert_array_equal(loaded.replay_buffer.observations, algorithm.replay_buffer.observations)
+    assert loaded.replay_buffer.pos == algorithm.replay_buffer.pos == 60
+
+
+def test_the_format_version_is_in_the_file(saved):
+    with zipfile.ZipFile(saved[1]) as archive:
+        assert json.loads(archive.read("data"))["format_version"] == FORMAT_VERSION
+
+
+def test_golden_files_are_there():
+    assert {path.stem for path in GOLDEN} >= {"sb3_td3_2.9.2", "td3x_format_1"}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_files_of_older_programs_act_as_they_did_and_go_on_training(path):
+    expected = json.loads(path.with_suffix(".json").read_text())
+    loaded = TD3X.load(path, env=LineEnv())
+    np.testing.assert_allclose(loaded.predict(OBSERVATIONS)[0].flatten(), expected["actions"], rtol=1e-5)
+    assert loaded.num_timesteps == expected["num_timesteps"]
+    updates = loaded._n_updates
+    loaded.learn(30, reset_num_timesteps=False)
+    assert loaded._n_updates > updates
+
+
+class TestRefused:
+    def test_a_file_that_is_not_there(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            TD3X.load(tmp_path / "nowhere")
+
+    def test_something_that_is_no_zip(self, tmp_path):
+        (tmp_path / "text.zip").write_text("not a zip")
+        with pytest.raises(ModelFileError, match=r"text\.zip is not a model zip"):
+            TD3X.load(tmp_path / "text.zip")
+
+    def test_a_zip_of_something_else(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+            archive.writestr("letter.txt", "hello")
+        with pytest.raises(ModelFileError, match=r"lacks actor\.optimizer\.pth"):
+            TD3X.load(tmp_path / "other.zip")
+
+    def test_another_algorithms_model(self, tmp_path):
+        PPO("MlpPolicy", LineEnv(), n_steps=8, batch_size=8).save(tmp_path / "ppo")
+        with pytest.raises(ModelFileError, match="is not a TD3 model"):
+            TD3X.load(tmp_path / "ppo")
+
+    def test_a_newer_format(self, saved, tmp_path):
+        with zipfile.ZipFile(saved[1]) as old, zipfile.ZipFile(tmp_path / "newer.zip", "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                if name == "data":
+                    content = json.dumps({**json.loads(content), "format_version": FORMAT_VERSION + 1}).encode()
+                new.writestr(name, content)
+        with pytest.raises(ModelFileError, match="please upgrade"):
+            TD3X.load(tmp_path / "newer.zip")
+
+    def test_a_file_cut_off_or_damaged_anywhere(self, saved, tmp_path):
+        content = saved[1].read_bytes()
+        dice = random.Random(0)
+        broken = tmp_path / "broken.zip"
+        refused = harmless = 0
+        for trial in range(60):
+            at = dice.randrange(len(content))
+            if trial % 2:
+                broken.write_bytes(content[:at])
+            else:
+                broken.write_bytes(content[:at] + bytes([content[at] ^ (1 << dice.randrange(8))]) + content[at + 1 :])
+            try:
+                loaded = TD3X.load(broken)
+            except ModelFileError as error:
+                refused += "broken.zip" in str(error)
+            else:  # a bit of the zip's own dates: nothing of the model is lost
+                harmless += largest_difference(weights(loaded), weights(saved[0])) == 0
+        assert refused + harmless == 60
+        assert refused > 30
+
+    def test_an_environment_with_other_spaces(self, saved):
+        for env in (LineEnv(spaces.Box(-1, 1, (5,))), LineEnv(action_space=spaces.Box(-1, 1, (2,)))):
+            with pytest.raises(ValueError, match="spaces do not match"):
+                TD3X.load(saved[1], env=env)
+
+    def test_a_model_is_left_alone_when_another_cannot_be_loaded(self, saved, tmp_path):
+        _, path = saved
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match="spaces do not match"):
+            TD3X.load(path, env=LineEnv(spaces.Box(-1, 1, (5,))))
+        assert path.read_bytes() == before
+
+
+def test_sb3s_own_files_need_no_special_call(tmp_path):
+    model(cls=TD3).learn(40).save(tmp_path / "td3")
+    assert isinstance(TD3X.load(tmp_path / "td3"), TD3X)

@@ -1,0 +1,205 @@
+"""What goes wrong in SB3 2.9's TD3 after loading, with other environments or with a NaN, goes right here."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x import TD3X, NonFiniteError
+from tests.tools import LineEnv, largest_difference, model, weights
+
+
+def line_envs(count):
+    return DummyVecEnv([LineEnv for _ in range(count)])
+
+
+class TestNStepAfterLoad:
+    @pytest.fixture(params=[TD3, TD3X])
+    def path(self, request, tmp_path):
+        model(cls=request.param, n_steps=3, gamma=0.9).learn(40).save(tmp_path / "n_step")
+        return tmp_path / "n_step"
+
+    def test_no_warning_about_a_buffer_the_user_never_chose(self, path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loaded = TD3X.load(path, env=LineEnv())
+        assert loaded.replay_buffer.n_steps == 3
+        assert loaded.replay_buffer.gamma == 0.9
+
+    def test_other_values_at_load_reach_the_buffer(self, path):
+        loaded = TD3X.load(path, env=LineEnv(), n_steps=2, gamma=0.5)
+        assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.5)
+
+    def test_one_step_at_load_gives_the_plain_buffer(self, path):
+        assert type(TD3X.load(path, env=LineEnv(), n_steps=1).replay_buffer) is ReplayBuffer
+
+    def test_a_buffer_the_user_chose_is_kept(self, tmp_path):
+        chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
+        model(**chosen).learn(40).save(tmp_path / "chosen")
+        loaded = TD3X.load(tmp_path / "chosen", env=LineEnv())
+        assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (4, 0.8)
+
+
+class TestOtherNumberOfEnvironments:
+    @pytest.mark.parametrize("noise", [0.1, OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))])
+    @pytest.mark.parametrize(("saved", "loaded"), [(2, 3), (2, 1), (1, 2)])
+    def test_action_noise_fits_after_load(self, tmp_path, noise, saved, loaded):
+        model(line_envs(saved), action_noise=noise).learn(40).save(tmp_path / "model")
+        again = TD3X.load(tmp_path / "model", env=line_envs(loaded)).learn(40)
+        assert np.shape(again.action_noise()) == ((loaded, 1) if loaded > 1 else (1,))
+
+    def test_a_buffer_for_another_number_is_refused_and_the_old_one_kept(self, tmp_path):
+        one = model().learn(40)
+        one.save_replay_buffer(tmp_path / "buffer")
+        three = model(line_envs(3))
+        before = three.replay_buffer
+        with pytest.raises(ValueError, match="1 environments side by side, but the model has 3"):
+            three.load_replay_buffer(tmp_path / "buffer")
+        assert three.replay_buffer is before
+
+    def test_a_buffer_of_other_spaces_is_refused(self, tmp_path):
+        model().learn(40).save_replay_buffer(tmp_path / "buffer")
+        other = model(LineEnv(spaces.Box(-10, 10, (5,))))
+        with pytest.raises(ValueError, match="observation space"):
+            other.load_replay_buffer(tmp_path / "buffer")
+
+
+class TestRandomGeneratorsAtLoad:
+    def states(self):
+        return random.getstate(), np.random.get_state()[1].tolist(), th.get_rng_state().tolist()
+
+    def test_load_leaves_the_global_generators_alone(self, tmp_path):
+        model(seed=7).learn(40).save(tmp_path / "model")
+        random.seed(1), np.random.seed(1), th.manual_seed(1)
+        before = self.states()
+        TD3X.load(tmp_path / "model", env=LineEnv())
+        assert self.states() == before
+
+    def test_a_seed_given_to_load_is_used(self, tmp_path):
+        model(seed=7).learn(40).save(tmp_path / "model")
+        results = []
+        for _ in range(2):
+            loaded = TD3X.load(tmp_path / "model", env=LineEnv(), seed=3).learn(60)
+            results.append(weights(loaded))
+        assert largest_difference(*results) == 0
+
+    def test_target_noise_goes_on_where_it_was(self, tmp_path):
+        saved = model(seed=7).learn(40)
+        saved.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        draw = [th.randn(5, generator=algorithm.noise_generator) for algorithm in (saved, loaded)]
+        assert th.equal(*draw)
+
+
+class TestGoingOnWithoutTheReplayBuffer:
+    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path):
+        model(learning_starts=30).learn(60).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        updates, before = loaded._n_updates, weights(loaded)
+        loaded.learn(29, reset_num_timesteps=False)
+        assert loaded._n_updates == updates
+        assert largest_difference(weights(loaded), before) == 0
+        loaded.learn(20, reset_num_timesteps=False)
+        assert loaded._n_updates == updates + 20
+
+    def test_the_policy_acts_meanwhile(self, tmp_path):
+        model(learning_starts=30).learn(60).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)
+        loaded.learn(5, reset_num_timesteps=False)
+        buffer = loaded.replay_buffer
+        expected, _ = loaded.predict(buffer.observations[:5, 0])
+        np.testing.assert_allclose(buffer.actions[:5, 0], expected, atol=1e-6)
+
+    def test_with_its_buffer_training_goes_on_at_once(self, tmp_path):
+        saved = model(learning_starts=30).learn(60)
+        saved.save(tmp_path / "model"), saved.save_replay_buffer(tmp_path / "buffer")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded.load_replay_buffer(tmp_path / "buffer")
+        loaded.learn(5, reset_num_timesteps=False)
+        assert loaded._n_updates == saved._n_updates + 5
+
+    def test_a_buffer_smaller_than_learning_starts_only_has_to_be_full(self, tmp_path):
+        model(learning_starts=30, buffer_size=20).learn(60).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        updates = loaded._n_updates
+        loaded.learn(25, reset_num_timesteps=False)
+        assert loaded._n_updates == updates + 6
+
+
+class TestNoiseOfTheWrongSize:
+    @pytest.mark.parametrize(
+        "noise",
+        [
+            NormalActionNoise(np.zeros(1), np.ones(1)),
+            OrnsteinUhlenbeckActionNoise(np.zeros(2), np.ones(2)),
+            VectorizedActionNoise(NormalActionNoise(np.zeros(1), np.ones(1)), 2),
+        ],
+    )
+    def test_it_is_refused(self, noise):
+        with pytest.raises(ValueError, match=r"action has shape \(3,\)"):
+            model(LineEnv(action_space=spaces.Box(-1, 1, (3,))), action_noise=noise)
+
+    def test_the_check_draws_no_random_number_and_moves_no_process(self):
+        noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))
+        np.random.seed(0)
+        expected = np.random.random()
+        np.random.seed(0)
+        algorithm = model(action_noise=noise, seed=None)
+        assert np.random.random() == expected
+        assert (algorithm.action_noise.noise_prev == 0).all()
+
+
+class TestNotANumber:
+    class Broken(LineEnv):
+        """Turns bad at its 31st step."""
+
+        def __init__(self, where, value, **kwargs):
+            super().__init__(**kwargs)
+            self.where, self.value, self.steps = where, value, 0
+
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            self.steps += 1
+            if self.steps == 31:
+                if self.where == "reward":
+                    reward = self.value
+                else:
+                    observation = np.full_like(observation, self.value)
+            return observation, reward, terminated, truncated, info
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    @pytest.mark.parametrize("where", ["reward", "observation"])
+    @pytest.mark.parametrize("normalize", [False, True])
+    def test_from_the_environment_is_named_and_kept_out_of_buffer_and_weights(self, where, value, normalize):
+        env = DummyVecEnv([lambda: self.Broken(where, value)])
+        algorithm = model(VecNormalize(env) if normalize else env)
+        with pytest.raises(NonFiniteError, match=rf"{where} is not finite at environment step 31") as raised:
+            algorithm.learn(100)
+        assert isinstance(raised.value, ValueError)
+        assert algorithm.replay_buffer.size() == 30
+        assert all(value.isfinite().all() for value in weights(algorithm).values())
+
+    def test_in_a_terminal_observation_is_named(self):
+        algorithm = model(self.Broken("observation", np.nan, length=31))
+        with pytest.raises(NonFiniteError, match="terminal observation"):
+            algorithm.learn(100)
+
+    @pytest.mark.parametrize("network", ["critic", "actor"])
+    def test_in_a_loss_is_named_and_the_weights_stay_those_before(self, network):
+        algorithm = model(policy_delay=1).learn(40)
+        healthy = weights(algorithm)
+        updates = algorithm._n_updates
+        broken = algorithm.critic if network == "critic" else algorithm.actor
+        next(iter(broken.parameters())).register_hook(lambda gradient: gradient * float("nan"))
+        with pytest.raises(NonFiniteError, match=rf"{network} loss or its gradient is not finite at update {updates + 1}"):
+            algorithm.train(gradient_steps=1, batch_size=16)
+        assert algorithm._n_updates == updates
+        unchanged = [name for name, value in weights(algorithm).items() if th.equal(value, healthy[name])]
+        assert {name.split(".")[0] for name in unchanged} >= {network, "actor_target", "critic_target"}

@@ -1,0 +1,67 @@
+"""The target looks past a time limit, not past a termination; an n-step return never crosses an episode's end."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb3_td3x import rule
+from tests.tools import LineEnv, model
+
+LENGTH = 4
+
+
+def collected(terminates, **kwargs):
+    env = LineEnv(length=LENGTH, terminates=terminates)
+    return model(env, gradient_steps=0, learning_starts=0, **kwargs).learn(3 * LENGTH)
+
+
+def batch_of(buffer, indices):
+    return buffer._get_samples(np.array(indices))
+
+
+@pytest.mark.parametrize(("terminates", "stored"), [(True, 1.0), (False, 0.0)])
+def test_only_a_termination_stops_the_bootstrap(terminates, stored):
+    batch = batch_of(collected(terminates).replay_buffer, [LENGTH - 2, LENGTH - 1])
+    assert batch.dones.flatten().tolist() == [0.0, stored]
+    target = rule.scalar_target([th.full((2, 1), 10.0)], batch.rewards, batch.dones, 0.5)
+    # reward + 0.5 x 10, but the bare reward after a termination
+    expected = batch.rewards.flatten() + th.tensor([5.0, 0.0 if terminates else 5.0])
+    th.testing.assert_close(target.flatten(), expected)
+
+
+def test_the_observation_behind_a_time_limit_is_the_last_not_the_next_episodes_first():
+    algorithm = collected(terminates=False)
+    buffer = algorithm.replay_buffer
+    last, reset = buffer.next_observations[LENGTH - 1, 0], buffer.observations[LENGTH, 0]
+    assert not np.array_equal(last, reset)
+    moved = 0.2 * buffer.actions[LENGTH - 1, 0, 0]
+    np.testing.assert_allclose(last, buffer.observations[LENGTH - 1, 0] + moved, atol=1e-6)
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_n_step_returns_by_hand_stop_at_the_end_of_the_episode(terminates):
+    gamma = 0.5
+    algorithm = collected(terminates, n_steps=3, gamma=gamma)
+    buffer = algorithm.replay_buffer
+    rewards = buffer.rewards[:LENGTH, 0]
+    batch = batch_of(buffer, range(LENGTH))
+    expected = [
+        rewards[0] + gamma * rewards[1] + gamma**2 * rewards[2],
+        rewards[1] + gamma * rewards[2] + gamma**2 * rewards[3],
+        rewards[2] + gamma * rewards[3],
+        rewards[3],
+    ]
+    np.testing.assert_allclose(batch.rewards.flatten().numpy(), expected, rtol=1e-6)
+    assert batch.dones.flatten().tolist() == [0.0, *([1.0] * 3 if terminates else [0.0] * 3)]
+    discounts = batch.discounts.flatten().tolist()
+    assert discounts[0] == pytest.approx(gamma**3)
+    if not terminates:
+        assert discounts == pytest.approx([gamma**3, gamma**3, gamma**2, gamma])
+
+
+def test_float64_actions_are_stored_and_trained_in_float32():
+    env = LineEnv(action_space=spaces.Box(-2.0, 2.0, (2,), dtype=np.float64))
+    algorithm = model(env).learn(40)
+    assert algorithm.replay_buffer.actions.dtype == np.float32
+    assert algorithm._n_updates > 0

@@ -1,0 +1,92 @@
+"""The four kinds of networks keep their roles: twins differ, targets follow and are never trained, the actor waits."""
+
+import numpy as np
+import pytest
+import torch as th
+
+from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
+
+
+def train_on_random_batches(algorithm, updates):
+    batches = [random_batch(seed) for seed in range(updates)]
+    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(updates)]
+    feed(algorithm, batches, noises)
+    algorithm.train(gradient_steps=updates)
+
+
+def test_twins_start_different_and_targets_start_equal():
+    policy = model().policy
+    first, second = policy.critic.q_networks
+    assert not th.equal(first[0].weight, second[0].weight)
+    for target, source in ((policy.actor_target, policy.actor), (policy.critic_target, policy.critic)):
+        assert largest_difference(target.state_dict(), source.state_dict()) == 0
+
+
+def test_twins_stay_different():
+    algorithm = without_output(model())
+    train_on_random_batches(algorithm, 50)
+    first, second = (network(th.ones(1, 4)).item() for network in algorithm.critic.q_networks)
+    assert first != second
+
+
+def test_targets_receive_no_gradient_and_no_optimiser_step():
+    algorithm = without_output(model(tau=0.0))
+    before = weights(algorithm)
+    train_on_random_batches(algorithm, 4)
+    for name, parameter in algorithm.policy.named_parameters():
+        if "target" in name:
+            assert parameter.grad is None
+            assert th.equal(parameter, before[name])
+    assert largest_difference(before, weights(algorithm)) > 0  # the others did move
+
+
+def test_actor_step_leaves_no_gradient_in_the_critics():
+    algorithm = without_output(model(policy_delay=1))
+    train_on_random_batches(algorithm, 1)
+    after_actor_step = [parameter.grad.clone() for parameter in algorithm.critic.parameters()]
+
+    alone = without_output(model(policy_delay=2))
+    train_on_random_batches(alone, 1)
+    after_critic_step = [parameter.grad for parameter in alone.critic.parameters()]
+    assert all(th.equal(left, right) for left, right in zip(after_actor_step, after_critic_step, strict=True))
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_actor_and_targets_move_only_at_every_delayth_update_also_across_calls(delay):
+    algorithm = without_output(model(policy_delay=delay))
+    for update in range(1, 8):
+        before = weights(algorithm)
+        train_on_random_batches(algorithm, 1)
+        moved = {name for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
+        due = update % delay == 0
+        assert {name.split(".")[0] for name in moved} == (
+            {"actor", "actor_target", "critic", "critic_target"} if due else {"critic"}
+        )
+
+
+def test_target_noise_is_drawn_per_transition_and_per_action_dimension():
+    algorithm = model()
+    noise = algorithm._draw_noise(random_batch(0, batch=64, action_dim=5)).numpy()
+    assert noise.shape == (64, 5)
+    assert len(np.unique(noise)) == noise.size
+    assert abs(noise.std() - 1) < 0.1
+
+
+def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
+    class NormalisedExtractor(th.nn.Module):
+        def __init__(self, space):
+            super().__init__()
+            self.features_dim = space.shape[0]
+            self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+        def forward(self, observations):
+            return self.norm(observations)
+
+    algorithm = without_output(
+        model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": NormalisedExtractor})
+    )
+    train_on_random_batches(algorithm, 2)
+    source, target = algorithm.critic.features_extractor.norm, algorithm.critic_target.features_extractor.norm
+    assert source.running_mean.abs().max() > 0
+    assert th.equal(source.running_mean, target.running_mean)
+    assert th.equal(source.running_var, target.running_var)

@@ -1,0 +1,78 @@
+"""TD3X's updates are the paper's: equal to a float64 reference that shares no code with the package."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.torch_layers import FlattenExtractor
+
+from tests.reference.td3_by_the_paper import PaperTD3
+from tests.tools import feed, model, random_batch, without_output
+
+UPDATES = 20
+RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
+
+
+class Float64Extractor(FlattenExtractor):
+    """SB3 casts observations to float32 first; they are exact in it here."""
+
+    def forward(self, observations):
+        return super().forward(observations).double()
+
+
+def layers(network):
+    linear = [module for module in network if isinstance(module, th.nn.Linear)]
+    return [
+        (module.weight.detach().double().numpy().copy(), module.bias.detach().double().numpy().copy()) for module in linear
+    ]
+
+
+def reference_of(algorithm):
+    policy = algorithm.policy
+    return PaperTD3(
+        layers(policy.actor.mu),
+        [layers(network) for network in policy.critic.q_networks],
+        learning_rate=algorithm.learning_rate,
+        gamma=algorithm.gamma,
+        tau=algorithm.tau,
+        noise_std=algorithm.target_policy_noise,
+        noise_clip=algorithm.target_noise_clip,
+        policy_delay=algorithm.policy_delay,
+    )
+
+
+def assert_equal_networks(policy, reference, tolerance):
+    pairs = [(policy.actor.mu, reference.actor), (policy.actor_target.mu, reference.actor_target)]
+    pairs += zip(policy.critic.q_networks, reference.critics, strict=True)
+    pairs += zip(policy.critic_target.q_networks, reference.critic_targets, strict=True)
+    for network, expected in pairs:
+        for (weight, bias), (expected_weight, expected_bias) in zip(layers(network), expected, strict=True):
+            np.testing.assert_allclose(weight, expected_weight, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(bias, expected_bias, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("n_critics", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(th.float64, 1e-10), (th.float32, 1e-5)])
+def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics):
+    extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
+    policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
+    algorithm = without_output(model(policy_kwargs=policy_kwargs, **RULE))
+    algorithm.policy.to(dtype)
+    reference = reference_of(algorithm)
+
+    for update in range(1, UPDATES + 1):
+        batch = random_batch(update, dtype=dtype)
+        noise = th.randn(8, 1, generator=th.Generator().manual_seed(update)).to(dtype)
+        feed(algorithm, [batch], [noise])
+        algorithm.train(gradient_steps=1)
+        losses = reference.update(
+            *(
+                part.double().numpy()
+                for part in (batch.observations, batch.actions, batch.next_observations, batch.rewards, batch.dones)
+            ),
+            noise.double().numpy(),
+        )
+        logged = algorithm.logger.name_to_value
+        assert logged["train/critic_loss"] == pytest.approx(losses[0], rel=tolerance)
+        if update % RULE["policy_delay"] == 0:
+            assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
+        assert_equal_networks(algorithm.policy, reference, tolerance)

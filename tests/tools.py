@@ -1,0 +1,93 @@
+"""Small environments and helpers that several tests share."""
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+
+from sb3_td3x import TD3X
+
+SMALL = {"net_arch": [16, 12]}
+
+
+class LineEnv(gym.Env):
+    """
+    A point on a line, pushed by the action; reward is minus the distance to 0. Determined by the reset seed.
+
+    :param observation_space: what the observation is shaped and typed like
+    :param action_space: any bounded box
+    :param length: steps to the end of an episode
+    :param terminates: the end is a termination, otherwise a time limit
+    """
+
+    def __init__(self, observation_space=None, action_space=None, length=20, terminates=False):
+        self.observation_space = observation_space or spaces.Box(-10, 10, (3,))
+        self.action_space = action_space or spaces.Box(-1, 1, (1,))
+        self.length, self.terminates = length, terminates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.time = float(self.np_random.uniform(-1, 1)), 0
+        return self._observe(self.observation_space), {}
+
+    def step(self, action):
+        low, high = self.action_space.low, self.action_space.high
+        self.position += 0.2 * float(np.mean(2 * (action - low) / (high - low) - 1))
+        self.time += 1
+        over = self.time >= self.length
+        observation = self._observe(self.observation_space)
+        return observation, -abs(self.position), over and self.terminates, over and not self.terminates, {}
+
+    def _observe(self, space):
+        if isinstance(space, spaces.Dict):
+            return {key: self._observe(inner) for key, inner in space.spaces.items()}
+        if space.dtype == np.uint8:
+            return np.full(space.shape, int(np.clip(128 + 40 * self.position, 0, 255)), np.uint8)
+        return np.clip(np.full(space.shape, self.position), -10, 10).astype(space.dtype)
+
+
+def model(env=None, policy="MlpPolicy", *, cls=TD3X, **kwargs):
+    """A model that is quick to build and to train."""
+    kwargs = {"policy_kwargs": SMALL, "buffer_size": 1000, "learning_starts": 10, "batch_size": 16, "seed": 0, **kwargs}
+    return cls(policy, env or LineEnv(), device="cpu", **kwargs)
+
+
+def without_output(algorithm):
+    """A model on which ``train`` may be called before ``learn``."""
+    algorithm.set_logger(Logger(None, []))
+    return algorithm
+
+
+def random_batch(seed, batch=8, observation_dim=3, action_dim=1, dtype=th.float32):
+    """A batch whose numbers are exact in float32, with some terminations."""
+    random = np.random.default_rng(seed)
+
+    def tensor(values):
+        return th.as_tensor(values.astype(np.float32)).to(dtype)
+
+    return ReplayBufferSamples(
+        observations=tensor(random.normal(size=(batch, observation_dim))),
+        actions=tensor(random.uniform(-1, 1, size=(batch, action_dim))),
+        next_observations=tensor(random.normal(size=(batch, observation_dim))),
+        dones=tensor(random.random((batch, 1)) < 0.3),
+        rewards=tensor(random.normal(size=(batch, 1))),
+    )
+
+
+def feed(algorithm, batches, noises):
+    """Make ``train`` use these batches and this target noise instead of drawing its own."""
+    batches, noises = iter(batches), iter(noises)
+    algorithm.replay_buffer.sample = lambda batch_size, env=None: next(batches)
+    algorithm._draw_noise = lambda batch: next(noises)
+
+
+def weights(algorithm):
+    """All parameters, targets included, as one flat array each."""
+    return {name: value.detach().clone() for name, value in algorithm.policy.state_dict().items()}
+
+
+def largest_difference(left, right):
+    assert left.keys() == right.keys()
+    return max((left[name] - right[name]).abs().max().item() for name in left)

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def require_registered(env_id: str) -> None:
     near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
     if "Bullet" in env_id and find_spec("pybullet_envs_gymnasium") is None:
-        hint = '; PyBullet\'s come with pip install "sb3-td3x[bullet]"'
+        hint = "; PyBullet's come with: pip install pybullet_envs_gymnasium"
     raise ValueError(f"there is no environment {env_id!r}{hint}")
 
 
@@ -76,12 +77,12 @@ def build(
 
     def maker(index: int) -> Callable[[], gym.Env]:
         def make() -> gym.Env:
-            _import_bullet()  # also in a process of its own
-            env = gym.make(env_id) if render_mode is None else gym.make(env_id, render_mode=render_mode)
-            if _is_bullet(env_id):
-                # PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 #2639)
-                with _native_output_silenced():
-                    env.reset()
+            if n_envs > 1:  # in a process of its own
+                # A terminal sends Ctrl-C to every process; when to stop is the main one's decision
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _import_bullet()
+            options = {} if render_mode is None else {"render_mode": render_mode}
+            env = _make_bullet(env_id, options) if _is_bullet(env_id) else gym.make(env_id, **options)
             env = EpisodeSeeds(env, seed, stream, index)
             if wrapper is not None:
                 env = known_class("env_wrapper", wrapper)(env)
@@ -110,8 +111,15 @@ def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: floa
 def _import_bullet() -> None:
     """PyBullet's environments exist only once their package has been imported."""
     if find_spec("pybullet_envs_gymnasium") is not None:
-        with _native_output_silenced():
-            import pybullet_envs_gymnasium  # noqa: F401
+        import pybullet_envs_gymnasium  # noqa: F401
+
+
+def _make_bullet(env_id: str, options: dict[str, Any]) -> gym.Env:
+    """PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 issue 2639)."""
+    with _native_output_silenced():
+        env = gym.make(env_id, **options)
+        env.reset()
+    return env
 
 
 def _is_bullet(env_id: str) -> bool:
@@ -120,13 +128,15 @@ def _is_bullet(env_id: str) -> bool:
 
 @contextmanager
 def _native_output_silenced() -> Iterator[None]:
-    """PyBullet's C code prints its build time and ``argv[0]=`` past Python's ``sys.stdout``."""
-    sys.stdout.flush()
-    kept = os.dup(1)
+    """PyBullet's C code prints its build time and ``argv[0]=`` past Python's ``sys.stdout`` and ``sys.stderr``."""
+    sys.stdout.flush(), sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
     try:
         with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
+            for number in (1, 2):
+                os.dup2(nowhere.fileno(), number)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)

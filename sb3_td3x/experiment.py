@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -70,7 +71,7 @@ class Experiment:
         entry = presets.override(entry, self.overrides)
         if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
             raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
-        entry["n_timesteps"] = whole("steps", self.steps or entry["n_timesteps"], minimum=1)
+        entry["n_timesteps"] = whole("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
         return entry
 
 
@@ -99,6 +100,7 @@ def prepare(experiment: Experiment) -> Run:
     :raises OSError: if the folder cannot be written
     """
     environments.require_registered(experiment.env_id)
+    require_device(experiment.device)
     entry = experiment.hyperparameters()
     for name in ("eval_freq", "eval_episodes"):
         whole(name, getattr(experiment, name), minimum=1)
@@ -197,7 +199,7 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> flo
     :raises ValueError: if there is nothing to film with or the environment cannot draw itself
     """
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
-        raise ValueError('a film needs imageio: pip install "sb3-td3x[video]"')
+        raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
     from sb3_td3x.film import record
 
     model = load_model(folder, device="cpu")
@@ -220,6 +222,22 @@ def show(folder: RunDir, episodes: int, seed: int) -> Iterator[float]:
             yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
     finally:
         env.close()
+
+
+def require_device(device: str) -> None:
+    """
+    Refuse a device that is not there; SB3 would silently take the CPU for a missing CUDA device.
+
+    :raises ValueError: for an unknown name, or CUDA where there is none
+    """
+    if device == "auto":
+        return
+    try:
+        kind = th.device(device).type
+    except RuntimeError:
+        raise ValueError(f"there is no device {device!r}: use auto, cpu or cuda") from None
+    if kind == "cuda" and not th.cuda.is_available():
+        raise ValueError("torch finds no CUDA device here: use auto or cpu")
 
 
 def save_normalization(model: TD3X, folder: RunDir) -> None:
@@ -319,4 +337,5 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
         "device": experiment.device,
         "num_threads": experiment.threads,
         "env_kwargs": None,
+        "versions": {name: version(name) for name in ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")},
     }

@@ -7,12 +7,16 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 import yaml
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli
+from sb3_td3x.rundir import RunDir
+from tests.tools import LineEnv, model
 
 QUICK = [
     "--set",
@@ -68,7 +72,8 @@ class TestTrain:
         assert "Walker2DBulletEnv-v0, preset default, seed 0, 300 steps" in printed
         for line in ("100 steps  score", "200 steps  score", "best score", str(run / "curve.png"), "best_model.mp4"):
             assert line in printed
-        assert "argv[0]" not in printed
+        assert printed.startswith("Walker2DBulletEnv-v0")
+        assert "pybullet build time" not in printed
 
     def test_records_the_hyperparameters_as_used(self, trained):
         config = yaml.safe_load((trained[0] / "Walker2DBulletEnv-v0" / "config.yml").read_text())
@@ -112,26 +117,29 @@ class TestTrain:
         run = tmp_path / "td3x" / "Pendulum-v1_1"
         assert {"0.monitor.csv", "1.monitor.csv"} <= {path.name for path in run.iterdir()}
         assert (run / "Pendulum-v1" / "vecnormalize.pkl").exists()
-        model = TD3X.load(run / "Pendulum-v1.zip")
-        assert model._n_updates == 350  # as many as steps
-        assert model.observation_space.shape == (4,)  # with the time left
+        loaded = TD3X.load(run / "Pendulum-v1.zip")
+        assert loaded._n_updates == 350  # as many as steps
+        assert loaded.observation_space.shape == (4,)  # with the time left
         assert "return" in td3x("eval", run, "--episodes", 2)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number):
-        arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--no-film", *QUICK]
-        process = start("train", *arguments, stdout=subprocess.PIPE)
+    @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
+    def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number, n_envs):
+        arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--no-film", "--n-envs", n_envs, *QUICK]
+        process = start("train", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         run = tmp_path / "td3x" / "Pendulum-v1_1"
         deadline = time.monotonic() + 120
         while not (run / "curve.png").exists():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(number)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does: to the environments' processes too
+        else:
+            process.send_signal(number)
         printed, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
+        assert process.returncode == 0, printed
+        assert "Traceback" not in printed
         assert "of 1,000,000 steps; what was learned is saved" in printed
-        model = TD3X.load(run / "Pendulum-v1.zip")
-        assert model.num_timesteps >= 100
+        assert TD3X.load(run / "Pendulum-v1.zip").num_timesteps >= 100
         assert (run / "evaluations.npz").exists()
         assert (run / "best_model.zip").exists()
 
@@ -146,6 +154,32 @@ class TestReading:
         printed = td3x("enjoy", trained[0], "--video", tmp_path / "walk.mp4")
         assert (tmp_path / "walk.mp4").stat().st_size > 1000
         assert "one episode, return" in printed
+
+    def test_enjoy_opens_a_window_where_there_is_a_display(self, tmp_path, monkeypatch, capsys):
+        shown = []
+
+        class Windowed(LineEnv):
+            metadata = {"render_modes": ["human"]}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__(length=7)
+                self.render_mode = render_mode
+
+            def step(self, action):
+                shown.append(self.render_mode)
+                return super().step(action)
+
+        monkeypatch.setitem(gym.registry, "Windowed-v0", gym.envs.registration.EnvSpec("Windowed-v0", Windowed))
+        run = RunDir.create(tmp_path, "Windowed-v0")
+        run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": "Windowed-v0"})
+        model(Windowed()).save(run.last_model)
+        monkeypatch.setenv("DISPLAY", ":0")
+        monkeypatch.setattr(sys, "argv", ["td3x", "enjoy", str(run.path), "--episodes", "2"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        assert shown == ["human"] * 14
+        assert capsys.readouterr().out.count("return ") == 2
 
     def test_plot_draws_several_runs(self, trained, tmp_path):
         td3x("plot", trained[0], trained[0], "--out", tmp_path / "both.png")
@@ -176,7 +210,8 @@ BAD_TRAINING = {
     "no steps": (["--steps", "0"], "steps must be at least 1"),
     "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
-    "a device that is not there": (["--device", "tpu"], "tpu"),
+    "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
+    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "finds no CUDA device")}),
     "a wrapper that is not on the list": (["--set", "env_wrapper=os.system"], "env_wrapper can be"),
 }
 

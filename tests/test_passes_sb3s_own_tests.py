@@ -33,10 +33,11 @@ def sb3_tests():
         subprocess.run(download, check=True)
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as sdist:
-            # Only the tests: SB3's own package beside them would be imported instead of the installed one
-            wanted = [member for member in sdist.getmembers() if "/tests/" in member.name]
-            for member in wanted:
+            members = sdist.getmembers()
+            for member in members:
                 member.name = member.name.partition("/")[2]
+            # Not SB3's package beside the tests: it would be imported instead of the installed one
+            wanted = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
             sdist.extractall(folder, members=wanted, filter="data")
     return folder
 

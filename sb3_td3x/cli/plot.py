@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """Draw learning curves: a line per algorithm and environment, with the interval over its runs."""
     if find_spec("matplotlib") is None:
-        raise ValueError('td3x plot needs matplotlib: pip install "sb3-td3x[plots]"')
+        raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
     from sb3_td3x.curves import draw
     from sb3_td3x.rundir import RunDir
 

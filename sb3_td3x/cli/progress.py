@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 REFRESH_SECONDS = 0.2
@@ -25,12 +25,12 @@ class ShowProgress(BaseCallback):
         self.score = "-"
         self.started = self.refreshed = time.perf_counter()
         self.bar = Progress(
-            TextColumn("{task.completed:>9,.0f} / {task.total:,.0f} steps"),
-            BarColumn(),
-            TextColumn("{task.fields[rate]:>5.0f} steps/s"),
-            TimeElapsedColumn(),
+            # 80 columns hold all of it
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[rate]:.0f} steps/s"),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            TimeRemainingColumn(),
             TextColumn("score {task.fields[score]}"),
             console=console,
             disable=not console.is_terminal,

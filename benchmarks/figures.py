@@ -1,16 +1,19 @@
 """
 Make the pictures and tables of README and docs from the raw results.
 
-Usage: ``python benchmarks/figures.py``
+Usage: ``python benchmarks/figures.py [--film logs/td3x/Walker2DBulletEnv-v0_1/video/best_model.mp4]``
 """
 
+import argparse
 from pathlib import Path
 
+import imageio.v2 as imageio
 import numpy as np
 from matplotlib.figure import Figure
 from results import RETURNS, read
 
-STATIC = Path(__file__).parent.parent / "docs" / "_static"
+ROOT = Path(__file__).parent.parent
+STATIC = ROOT / "docs" / "_static"
 WALKER = {
     "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
     "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
@@ -55,9 +58,31 @@ def walker_table() -> str:
     return "\n".join(lines)
 
 
+def fill(page: Path, marker: str, text: str) -> None:
+    """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
+    before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
+    _, closing, after = rest.partition("<!-- end -->")
+    if not closing:
+        raise ValueError(f"{page.name} has no place for {marker!r}")
+    page.write_text(f"{before}{opening}{text}\n{closing}{after}")
+
+
+def draw_film_strip(film: Path, out: Path, first: int = 120, every: int = 9, count: int = 6) -> None:
+    """Frames side by side, cut to the middle of the picture; at 60 a second, every ninth is 0.15 s apart."""
+    frames = imageio.mimread(film, memtest=False)[first : first + every * count : every]
+    imageio.imwrite(out, np.concatenate([frame[:, 60:-60] for frame in frames], axis=1))
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--film", type=Path, help="a film to take the strip of frames from")
+    film = parser.parse_args().film
     STATIC.mkdir(parents=True, exist_ok=True)
     draw_walker(STATIC / "walker_curve.png")
+    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        fill(page, "walker table", walker_table())
+    if film is not None:
+        draw_film_strip(film, STATIC / "walker_film.png")
     print(walker_table())
 
 

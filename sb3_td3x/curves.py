@@ -47,6 +47,8 @@ def draw(runs: Sequence[RunDir], out: Path) -> None:
     else:
         axes.legend(frameon=False)
 
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(f".{out.stem}.partial{out.suffix}")
     figure.savefig(beside)

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,17 @@ class EpisodeSeeds(gym.Wrapper):
 
 def require_registered(env_id: str) -> None:
     """
+    :param env_id: a registered name, or ``module:name`` where importing the module registers it
     :raises ValueError: for a name that Gymnasium does not know, with the nearest ones
     """
     _import_bullet()
-    if env_id.partition(":")[2] or env_id in gym.registry:
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ValueError(f"{env_id!r}: the module {module} cannot be imported: {error}") from error
+    if name in gym.registry:
         return
     near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
@@ -61,7 +69,7 @@ def build(
     seed: int,
     stream: int,
     n_envs: int = 1,
-    wrapper: str | None = None,
+    wrapper: str | dict[str, Any] | list[Any] | None = None,
     monitor_folder: Path | None = None,
     render_mode: str | None = None,
 ) -> VecEnv:
@@ -70,7 +78,7 @@ def build(
     :param seed: the run's seed
     :param stream: ``TRAINING`` or ``EVALUATION``
     :param n_envs: more than one run in processes of their own
-    :param wrapper: name of an environment wrapper from the presets' list
+    :param wrapper: see ``wrapped``
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file
     :param render_mode: Gymnasium's; ``"rgb_array"`` for a film
     """
@@ -80,18 +88,25 @@ def build(
             if n_envs > 1:  # in a process of its own
                 # A terminal sends Ctrl-C to every process; when to stop is the main one's decision
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-            _import_bullet()
-            options = {} if render_mode is None else {"render_mode": render_mode}
-            env = _make_bullet(env_id, options) if _is_bullet(env_id) else gym.make(env_id, **options)
-            env = EpisodeSeeds(env, seed, stream, index)
-            if wrapper is not None:
-                env = known_class("env_wrapper", wrapper)(env)
+            require_registered(env_id)  # also in a process of its own
+            env = wrapped(EpisodeSeeds(_make(env_id, render_mode), seed, stream, index), wrapper)
             return Monitor(env, None if monitor_folder is None else str(monitor_folder / str(index)))
 
         return make
 
     makers = [maker(index) for index in range(n_envs)]
     return DummyVecEnv(makers) if n_envs == 1 else SubprocVecEnv(makers)
+
+
+def wrapped(env: gym.Env, wrapper: str | dict[str, Any] | list[Any] | None) -> gym.Env:
+    """
+    :param wrapper: rl-zoo3's ``env_wrapper``: a name, ``{name: keyword arguments}``, or a list of them, innermost first
+    :raises ValueError: for a wrapper that is not on the presets' list
+    """
+    for item in wrapper if isinstance(wrapper, list) else [wrapper] if wrapper else []:
+        ((name, arguments),) = item.items() if isinstance(item, dict) else [(item, {})]
+        env = known_class("env_wrapper", name)(env, **arguments)
+    return env
 
 
 def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: float, training: bool) -> VecEnv:
@@ -114,16 +129,15 @@ def _import_bullet() -> None:
         import pybullet_envs_gymnasium  # noqa: F401
 
 
-def _make_bullet(env_id: str, options: dict[str, Any]) -> gym.Env:
-    """PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 issue 2639)."""
+def _make(env_id: str, render_mode: str | None) -> gym.Env:
+    options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    if not str(gym.spec(env_id.rpartition(":")[2]).entry_point).startswith("pybullet_envs_gymnasium"):
+        return gym.make(env_id, **options)
+    # PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 issue 2639)
     with _native_output_silenced():
         env = gym.make(env_id, **options)
         env.reset()
     return env
-
-
-def _is_bullet(env_id: str) -> bool:
-    return str(gym.spec(env_id).entry_point).startswith("pybullet_envs_gymnasium")
 
 
 @contextmanager

@@ -6,7 +6,8 @@ class NonFiniteError(ValueError):
     A NaN or an infinity came from the environment or arose in an update.
 
     The replay buffer holds no such value, and no optimiser step was made with it: the weights are those of the last
-    good step.
+    good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are spoilt then, and it
+    clips an infinite terminal observation to a finite one, which passes.
 
     :param tensor: what holds the value, for example ``"reward"`` or ``"critic loss"``
     :param when: where in the run it was found, for example ``"environment step 1200"``

@@ -12,16 +12,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x import environments, presets
+from sb3_td3x.errors import ModelFileError
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
@@ -37,7 +37,8 @@ class Experiment:
     :param seed: of the networks, the exploration and every episode of the environments
     :param preset: name of a preset
     :param overrides: ``key=value`` texts that change the preset
-    :param n_envs: environments side by side; above 1 there are as many updates as environment steps
+    :param n_envs: environments side by side; above 1 there are as many updates as environment steps.
+        ``None`` takes the preset's number, which is 1 if it names none
     :param eval_freq: environment steps between two evaluations
     :param eval_episodes: episodes of an evaluation, 1 or more
     :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
@@ -50,7 +51,7 @@ class Experiment:
     seed: int = 0
     preset: str = "default"
     overrides: tuple[str, ...] = ()
-    n_envs: int = 1
+    n_envs: int | None = None
     eval_freq: int = 5_000
     eval_episodes: int = 10
     device: str = "auto"
@@ -64,7 +65,7 @@ class Experiment:
         :raises ValueError: for an unknown preset or key, or settings that exclude each other
         """
         entry = presets.load(self.preset, self.env_id)
-        entry["n_envs"] = whole("n_envs", self.n_envs, minimum=1)
+        entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
         if entry["n_envs"] > 1:
             # One update per environment step, as with one environment: SB3 would make one per step of all together
             entry["gradient_steps"] = -1
@@ -107,20 +108,23 @@ def prepare(experiment: Experiment) -> Run:
     if experiment.threads is not None:
         th.set_num_threads(whole("threads", experiment.threads, minimum=1))
     folder = RunDir.create(experiment.out, experiment.env_id)
+    opened: list[VecEnv] = []
     try:
-        folder.write_settings(entry, _arguments(experiment))
-        env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder)
-        model = TD3X(
-            entry["policy"],
-            env,
-            seed=experiment.seed,
-            device=experiment.device,
-            **_with_noise(presets.model_arguments(entry), entry, env.action_space),
-        )
+        # First the evaluation's one environment, in this process: what is wrong with it is said here, not in a worker
         evaluation = _environment(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
-    except (ValueError, AssertionError, TypeError, ImportError, gym.error.Error) as error:
+        opened.append(evaluation)
+        env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder)
+        opened.append(env)
+        arguments = presets.model_arguments(entry, env.action_space.shape or ())
+        model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **arguments)
+        folder.write_settings(entry, _arguments(experiment))
+    except BaseException as error:
+        for made in opened:
+            made.close()
         shutil.rmtree(folder.path)
-        raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
+        if isinstance(error, Exception):
+            raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
+        raise
     logs = ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
     model.set_logger(configure(str(folder.path), logs))
     return Run(experiment, folder, entry, model, evaluation)
@@ -138,12 +142,13 @@ def train(
     :return: whether the run reached its last step
     """
     stop = StopOnSignal()
-    evaluation = EvalCallback(
+    evaluation = Evaluation(
         run.evaluation_env,
         n_eval_episodes=run.experiment.eval_episodes,
         eval_freq=max(run.experiment.eval_freq // run.model.n_envs, 1),
         log_path=str(run.folder.path),
         best_model_save_path=str(run.folder.path),
+        callback_on_new_best=SaveNormalization(run.folder.best_normalization),
         callback_after_eval=AfterEvaluation(run.folder, on_evaluation),
         verbose=0,
     )
@@ -152,24 +157,31 @@ def train(
             run.model.learn(run.hyperparameters["n_timesteps"], callback=CallbackList([evaluation, *callbacks, stop]))
     finally:
         run.model.save(run.folder.last_model)
-        save_normalization(run.model, run.folder)
+        save_normalization(run.model, run.folder.normalization)
         run.close()
     return not stop.requested
 
 
-def load_model(folder: RunDir, device: str = "auto") -> TD3X:
-    """The best model of a run, else its last; for acting, so without memory for a replay buffer."""
-    return TD3X.load(folder.model(), device=device, buffer_size=1)
+def load_model(folder: RunDir, env: VecEnv, device: str = "auto") -> TD3X:
+    """
+    The best model of a run, else its last; for acting, so without memory for a replay buffer.
+
+    :param env: from ``open_evaluation_env``; the model has to fit it
+    """
+    require_device(device)
+    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1)
 
 
 def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None) -> VecEnv:
-    """An environment as the run's evaluations had it, with the run's normalisation."""
+    """An environment as the run's evaluations had it, with the normalisation that belongs to the run's model."""
     entry = {**folder.config(), "n_envs": 1, "normalize": None}
     environments.require_registered(folder.env_id)
     env = _environment(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
-    if not folder.normalization.exists():
+    best = folder.model() == folder.best_model and folder.best_normalization.exists()
+    statistics = folder.best_normalization if best else folder.normalization
+    if not statistics.exists():
         return env
-    loaded = VecNormalize.load(str(folder.normalization), env)
+    loaded = VecNormalize.load(str(statistics), env)
     loaded.training = loaded.norm_reward = False
     return loaded
 
@@ -184,7 +196,7 @@ def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto") -> 
     env = open_evaluation_env(folder, seed)
     try:
         returns, _ = evaluate_policy(
-            load_model(folder, device), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
+            load_model(folder, env, device), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
         )
     finally:
         env.close()
@@ -202,22 +214,25 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> flo
         raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
     from sb3_td3x.film import record
 
-    model = load_model(folder, device="cpu")
+    env = None
     try:
         env = open_evaluation_env(folder, seed, render_mode="rgb_array")
-    except (TypeError, gym.error.Error, ImportError) as error:
+        return record(load_model(folder, env, device="cpu"), env, out, max_steps)
+    except ModelFileError:
+        raise
+    except Exception as error:  # whatever an environment's drawing raises
+        out.unlink(missing_ok=True)
         raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
-    try:
-        return record(model, env, out, max_steps)
     finally:
-        env.close()
+        if env is not None:
+            env.close()
 
 
 def show(folder: RunDir, episodes: int, seed: int) -> Iterator[float]:
     """Play episodes in a window, giving each one's return when it ends."""
     env = open_evaluation_env(folder, seed, render_mode="human")
     try:
-        model = load_model(folder, device="cpu")
+        model = load_model(folder, env, device="cpu")
         for _ in range(episodes):
             yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
     finally:
@@ -233,22 +248,51 @@ def require_device(device: str) -> None:
     if device == "auto":
         return
     try:
+        th.zeros((), device=device)
         kind = th.device(device).type
-    except RuntimeError:
-        raise ValueError(f"there is no device {device!r}: use auto, cpu or cuda") from None
-    if kind == "cuda" and not th.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here: use auto or cpu")
+    except Exception as error:  # each back end has its own
+        raise ValueError(f"there is no device {device!r} here, use auto or cpu: {error}") from error
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"SB3 runs on cpu and cuda, not on {device!r}")
 
 
-def save_normalization(model: TD3X, folder: RunDir) -> None:
-    """Write ``VecNormalize``'s statistics, if the run has any, where rl-zoo3 looks for them."""
+def save_normalization(model: BaseAlgorithm, path: Path) -> None:
+    """Write ``VecNormalize``'s statistics, if there are any; a NaN that has spoilt them never replaces good ones."""
     normalization = model.get_vec_normalize_env()
-    if normalization is not None:
-        normalization.save(str(folder.normalization))
+    if normalization is None:
+        return
+    statistics = normalization.obs_rms
+    for one in statistics.values() if isinstance(statistics, dict) else [statistics]:
+        if not (np.isfinite(one.mean).all() and np.isfinite(one.var).all()):
+            return
+    beside = path.with_suffix(".partial")
+    normalization.save(str(beside))
+    beside.replace(path)
+
+
+class SaveNormalization(BaseCallback):
+    """Keep the normalisation that belongs to the best model."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = path
+
+    def _on_step(self) -> bool:
+        save_normalization(self.model, self.path)
+        return True
+
+
+class Evaluation(EvalCallback):
+    """Also evaluates where training ends, so that even the shortest run has a score, a best model and a curve."""
+
+    def _on_training_end(self) -> None:
+        if self.evaluations_timesteps[-1:] != [self.num_timesteps]:
+            self.eval_freq = 1
+            self._on_step()
 
 
 class AfterEvaluation(BaseCallback):
-    """Redraw the curve, keep the normalisation beside the best model, and tell the caller."""
+    """Redraw the curve and tell the caller."""
 
     parent: EvalCallback
 
@@ -258,7 +302,6 @@ class AfterEvaluation(BaseCallback):
         self.on_evaluation = on_evaluation
 
     def _on_step(self) -> bool:
-        save_normalization(self.model, self.folder)  # type: ignore[arg-type]
         if find_spec("matplotlib") is not None:
             from sb3_td3x.curves import draw
 
@@ -313,13 +356,6 @@ def _environment(
     )
     training = stream == environments.TRAINING
     return environments.normalized(env, entry.get("normalize"), entry.get("gamma", 0.99), training)
-
-
-def _with_noise(arguments: dict[str, Any], entry: dict[str, Any], action_space: gym.Space) -> dict[str, Any]:
-    if entry.get("noise_type") == "ornstein-uhlenbeck":
-        mean = np.zeros(action_space.shape or ())
-        arguments["action_noise"] = OrnsteinUhlenbeckActionNoise(mean, mean + entry["noise_std"])
-    return arguments
 
 
 def _arguments(experiment: Experiment) -> dict[str, Any]:

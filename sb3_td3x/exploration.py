@@ -35,7 +35,8 @@ def resolve_action_noise(
             raise ValueError(f"action_noise must not be negative, not {action_noise!r}")
         if std == 0:
             return None
-        return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, std))
+        kind = NormalActionNoise if action_space.shape else ScalarActionNoise
+        return kind(np.zeros(action_space.shape), np.full(action_space.shape, std))
     if isinstance(action_noise, VectorizedActionNoise):
         check_noise_shape(action_noise.base_noise, action_space)
         return action_noise if len(action_noise.noises) == n_envs > 1 else action_noise.base_noise
@@ -48,11 +49,30 @@ def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
     state = np.random.get_state()
     shape = np.shape(copy.deepcopy(noise)())
     np.random.set_state(state)
-    if shape != action_space.shape and int(np.prod(shape)) != int(np.prod(action_space.shape)):
+    if shape != action_space.shape:
         raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
 
 
-def resolve_learning_starts(request: LearningStarts, total_timesteps: int | None) -> int:
+class ScalarActionNoise(NormalActionNoise):
+    """Gaussian noise for actions of shape ``()``, for which numpy gives SB3's class a bare float."""
+
+    def __call__(self) -> np.ndarray:
+        return np.asarray(np.random.normal(self._mu, self._sigma), dtype=self._dtype)
+
+
+def check_action_bounds(action_space: spaces.Box) -> None:
+    """
+    Actions are scaled from their bounds to [-1, 1], which needs some width.
+
+    :raises ValueError: for a dimension whose bounds are equal, reversed, or further apart than its type can hold
+    """
+    with np.errstate(over="ignore"):
+        width = action_space.high - action_space.low
+    if not (np.isfinite(width).all() and (width > 0).all()):
+        raise ValueError(f"every action needs a lower bound below its upper bound, but the action space is {action_space}")
+
+
+def resolve_learning_starts(request: LearningStarts, total_timesteps: float | None) -> int:
     """
     Number of random environment steps before the actor acts and training starts.
 
@@ -62,5 +82,5 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: int | None
     if request != "auto":
         return whole("learning_starts", request, minimum=0)
     least, most = AUTO_LEARNING_STARTS_RANGE
-    share = 0 if total_timesteps is None else int(AUTO_LEARNING_STARTS_SHARE * total_timesteps)
-    return min(max(share, least), most)
+    share = 0 if total_timesteps is None else AUTO_LEARNING_STARTS_SHARE * total_timesteps
+    return int(min(max(share, least), most))

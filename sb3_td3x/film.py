@@ -25,7 +25,10 @@ def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 1000) -> float:
     with imageio.get_writer(out, fps=fps, macro_block_size=16) as writer:
         observation = env.reset()
         for _ in range(max_steps):
-            writer.append_data(np.asarray(env.render()))  # type: ignore[attr-defined]
+            frame = env.render()
+            if frame is None:
+                raise ValueError("the environment draws no picture")
+            writer.append_data(np.asarray(frame))  # type: ignore[attr-defined]
             action, _ = model.predict(observation, deterministic=True)  # type: ignore[arg-type]
             observation, reward, done, _ = env.step(action)
             total += float(reward[0])

@@ -7,6 +7,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sb3_td3x.errors import ModelFileError
 
@@ -16,10 +17,11 @@ FORMAT_VERSION = 1
 MEMBERS = ("data", "policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
 
 
-def check(path: str | pathlib.Path | io.BufferedIOBase) -> None:
+def check(path: str | pathlib.Path | io.BufferedIOBase) -> dict[str, Any]:
     """
     Read the zip's directory and its JSON; nothing is unpickled.
 
+    :return: the saved attributes as JSON: plain values as they are, a description of everything else
     :raises FileNotFoundError: if there is no such file
     :raises ModelFileError: if it is damaged, another algorithm's, or of a newer format
     """
@@ -40,6 +42,7 @@ def check(path: str | pathlib.Path | io.BufferedIOBase) -> None:
         raise ModelFileError(
             f"{_name(path)} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it"
         )
+    return data
 
 
 @contextmanager
@@ -52,12 +55,12 @@ def explained_errors(path: str | pathlib.Path | io.BufferedIOBase) -> Iterator[N
 
 
 def _existing(path: str | pathlib.Path | io.BufferedIOBase) -> pathlib.Path | io.BufferedIOBase:
-    """SB3's rule: ``.zip`` is appended if the name has no suffix."""
+    """SB3's rule: ``.zip`` is appended to the name of a file that is not there."""
     if isinstance(path, io.IOBase):
         path.seek(0)
         return path
     plain = pathlib.Path(path)
-    return plain if plain.exists() or plain.suffix else plain.with_suffix(".zip")
+    return plain if plain.exists() else plain.with_name(f"{plain.name}.zip")
 
 
 def _name(path: str | pathlib.Path | io.BufferedIOBase) -> str:

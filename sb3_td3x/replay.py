@@ -17,12 +17,16 @@ def stored_transitions(buffer: ReplayBuffer) -> int:
     return buffer.size() * buffer.n_envs
 
 
-def check_fits(buffer: ReplayBuffer, n_envs: int, observation_space: Any, action_space: Any) -> None:
+def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:
     """
-    Refuse a loaded buffer that the model could not add to or learn from.
+    Refuse a loaded buffer that the model could not add to, or that would silently change what is learned.
 
-    :raises ValueError: for another number of environments or other spaces
+    :raises ValueError: for another number of environments, other spaces or other n-step returns
     """
+    if getattr(buffer, "n_steps", 1) != n_steps:
+        raise ValueError(
+            f"the replay buffer gives {getattr(buffer, 'n_steps', 1)}-step returns, the model has n_steps={n_steps}"
+        )
     if buffer.n_envs != n_envs:
         raise ValueError(
             f"the replay buffer holds transitions of {buffer.n_envs} environments side by side, but the model has "

@@ -33,7 +33,7 @@ class RunDir:
         """
         parent = out / ALGORITHM
         parent.mkdir(parents=True, exist_ok=True)
-        safe = env_id.replace("/", "-")  # a namespaced id such as "ale/Pong" is one folder
+        safe = _file_name(env_id)
         taken = [
             int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))
         ]
@@ -56,12 +56,12 @@ class RunDir:
         found = sorted(path.glob("*/args.yml"))
         if not found:
             raise ValueError(f"{path} is not a run: it holds no settings (<environment>/args.yml)")
-        arguments = yaml.safe_load(found[0].read_text())
+        arguments = _read(found[0])
         return cls(path, arguments["env"])
 
     @property
     def settings(self) -> Path:
-        return self.path / self.env_id.replace("/", "-")
+        return self.path / _file_name(self.env_id)
 
     @property
     def config_file(self) -> Path:
@@ -74,6 +74,11 @@ class RunDir:
     @property
     def normalization(self) -> Path:
         return self.settings / "vecnormalize.pkl"
+
+    @property
+    def best_normalization(self) -> Path:
+        """The statistics when the best model was saved; ``normalization`` has the last, where rl-zoo3 looks for them."""
+        return self.settings / "vecnormalize_best.pkl"
 
     @property
     def evaluations(self) -> Path:
@@ -112,10 +117,10 @@ class RunDir:
         self.args_file.write_text(yaml.safe_dump(dict(arguments), sort_keys=False))
 
     def config(self) -> dict[str, Any]:
-        return yaml.safe_load(self.config_file.read_text())
+        return _read(self.config_file)
 
     def arguments(self) -> dict[str, Any]:
-        return yaml.safe_load(self.args_file.read_text())
+        return _read(self.args_file)
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -126,3 +131,34 @@ class RunDir:
             raise ValueError(f"{self.path} has no evaluations yet")
         with np.load(self.evaluations) as archive:
             return archive["timesteps"], archive["results"]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, and the ordered mappings that rl-zoo3 writes; no other class is built."""
+
+
+def _ordered_mapping(loader: _Loader, node: yaml.SequenceNode) -> dict[str, Any]:
+    (pairs,) = loader.construct_sequence(node, deep=True)
+    return dict(pairs)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_mapping)
+_Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: tuple(loader.construct_sequence(node)))  # type: ignore[arg-type]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """
+    :raises ValueError: for a file that is no mapping, or names a class that is not on the list
+    """
+    try:
+        content = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no settings")
+    return content
+
+
+def _file_name(env_id: str) -> str:
+    """A namespaced id such as ``ale/Pong`` or ``module:Env`` as one name."""
+    return re.sub(r"[/:]", "-", env_id)

@@ -7,7 +7,6 @@ WHOLE_WITH_MINIMUM = {
     "buffer_size": 1,
     "batch_size": 1,
     "gradient_steps": -1,  # -1: as many updates as environment steps since the last training
-    "learning_starts": 0,
     "n_steps": 1,
     "policy_delay": 1,
 }

@@ -1,6 +1,7 @@
 """The algorithm: SB3's off-policy loop around the update of ``update.py``."""
 
 import io
+import math
 import pathlib
 from typing import Any, ClassVar, TypeVar
 
@@ -13,10 +14,11 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import modelfile, settings
-from sb3_td3x.exploration import LearningStarts, resolve_action_noise, resolve_learning_starts
+from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, require_finite, stored_transitions
 from sb3_td3x.update import UpdateSettings, actor_step, critic_step
@@ -132,8 +134,6 @@ class TD3X(OffPolicyAlgorithm):
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
         self.format_version = modelfile.FORMAT_VERSION
-        self._learning_starts_request: LearningStarts = learning_starts
-        self._learning_starts_resolved: int | None = None
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
         self.noise_generator = th.Generator()
@@ -158,8 +158,22 @@ class TD3X(OffPolicyAlgorithm):
     def critic_target(self) -> ContinuousCritic:
         return self.policy.critic_target
 
+    @property
+    def learning_starts(self) -> int:
+        """Steps with random actions. Setting it makes a new request; ``"auto"`` is resolved when a run starts."""
+        return self.__dict__["learning_starts"]
+
+    @learning_starts.setter
+    def learning_starts(self, request: LearningStarts) -> None:
+        self._request_learning_starts(request, total_timesteps=None)
+
+    def _request_learning_starts(self, request: LearningStarts, total_timesteps: float | None) -> None:
+        # The number keeps SB3's name in the zip, so that SB3's programs read it
+        self.__dict__["learning_starts"] = resolve_learning_starts(request, total_timesteps)
+        self._learning_starts_request = request
+
     def _setup_model(self) -> None:
-        self._resolve_learning_starts(total_timesteps=None)
+        check_action_bounds(self.action_space)  # type: ignore[arg-type]
         for name in settings.CHECKED:
             setattr(self, name, settings.checked(name, getattr(self, name)))
         self.train_freq = settings.checked_train_freq(self.train_freq)
@@ -184,19 +198,6 @@ class TD3X(OffPolicyAlgorithm):
         own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
         return own and self.replay_buffer_class is NStepReplayBuffer and self._loading
 
-    def _resolve_learning_starts(self, total_timesteps: int | None) -> None:
-        """
-        Turn the request into a number of steps.
-
-        :param total_timesteps: the planned steps of a new run; ``None`` when the model is only built or loaded
-        """
-        set_since = self.learning_starts != self._learning_starts_resolved  # an attribute set, or `load`'s argument
-        if set_since:
-            self._learning_starts_request = self.learning_starts
-        if set_since or total_timesteps is not None:
-            self.learning_starts = resolve_learning_starts(self._learning_starts_request, total_timesteps)
-            self._learning_starts_resolved = self.learning_starts
-
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -206,16 +207,14 @@ class TD3X(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
-            self._resolve_learning_starts(total_timesteps)
+            self._request_learning_starts(self._learning_starts_request, total_timesteps)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
-        if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
-            self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
         # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
-        self._is_refilling = self.num_timesteps > self.learning_starts
-        if self._must_refill():
+        self._is_refilling = self.num_timesteps > 0
+        if self._must_refill() and self.num_timesteps >= self.learning_starts:
             self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
         return result
 
@@ -240,7 +239,8 @@ class TD3X(OffPolicyAlgorithm):
         :raises NonFiniteError: a NaN or infinity from the environment or in an update; no step is made with it
         :return: the model itself
         """
-        total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
+        if total_timesteps != math.inf:  # until a callback stops it
+            total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -257,6 +257,8 @@ class TD3X(OffPolicyAlgorithm):
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
+            self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
         rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
 
         critic_losses, actor_losses = [], []
@@ -319,6 +321,9 @@ class TD3X(OffPolicyAlgorithm):
         if self._loading:
             return
         super().set_random_seed(seed)
+        self._seed_noise(seed)
+
+    def _seed_noise(self, seed: int | None) -> None:
         if seed is None:
             with th.random.fork_rng(devices=[]):
                 seed = int(th.randint(2**31, ()))
@@ -350,14 +355,24 @@ class TD3X(OffPolicyAlgorithm):
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, or a value outside its range
         """
-        modelfile.check(path)
-        if "n_steps" in kwargs:
-            kwargs.setdefault("_replay_buffer_is_automatic", True)
+        saved = modelfile.check(path)
+        device = get_device(device)
+        if "replay_buffer_class" in kwargs:
+            kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
+        elif "n_steps" in kwargs:
+            kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", True))
+        request = kwargs.pop("learning_starts", None)
+        # SB3's zips hold a number alone: that is what the program did, whatever today's default is
+        kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
         with modelfile.explained_errors(path), th.random.fork_rng(devices=[]):
             model = super().load(path, env, device, custom_objects, print_system_info, force_reset, _loading=True, **kwargs)
         del model._loading
+        if request is not None:
+            model.learning_starts = request
         if kwargs.get("seed") is not None:
             model.set_random_seed(model.seed)
+        elif "noise_generator" not in saved:
+            model._seed_noise(model.seed)
         return model
 
     def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
@@ -366,13 +381,15 @@ class TD3X(OffPolicyAlgorithm):
 
         :param path: the file
         :param truncate_last_traj: end a ``HerReplayBuffer``'s last, unfinished episode where it was cut
-        :raises ValueError: for a buffer of another number of environments or other spaces; the old one is kept then
+        :raises ValueError: for a buffer of another number of environments, other spaces or other n-step returns;
+            the old one is kept then
         """
         before = self.replay_buffer
-        super().load_replay_buffer(path, truncate_last_traj)
         try:
-            check_fits(self.replay_buffer, self.n_envs, self.observation_space, self.action_space)
-        except ValueError:
+            super().load_replay_buffer(path, truncate_last_traj)
+            n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(before, "n_steps", 1)
+            check_fits(self.replay_buffer, self.n_envs, n_steps, self.observation_space, self.action_space)
+        except BaseException:
             self.replay_buffer = before
             raise
 

@@ -69,6 +69,8 @@ def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSe
 def _descend(loss: th.Tensor, network: nn.Module, optimizer: th.optim.Optimizer, name: str, when: str) -> None:
     """One optimiser step of ``network`` down ``loss``, or an error and no step if a number is not finite."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if not parameters:
+        return  # the user has frozen the whole network
     optimizer.zero_grad()
     # Only this network's gradients: through the actor's loss flows also the critic's, which nobody needs
     loss.backward(inputs=parameters)

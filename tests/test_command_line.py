@@ -1,10 +1,12 @@
 """The td3x command, as a user types it: what it leaves behind, how it ends, what it says to bad input."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,22 +14,22 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, cli
+from sb3_td3x import TD3X, NonFiniteError, cli, experiment
+from sb3_td3x.curves import draw
 from sb3_td3x.rundir import RunDir
 from tests.tools import LineEnv, model
 
-QUICK = [
-    "--set",
-    "policy_kwargs.net_arch=[16,16]",
-    "--set",
-    "learning_starts=50",
-    "--eval-freq",
-    "100",
-    "--eval-episodes",
-    "2",
-]
+FAST = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50")
+QUICK = ["--set", FAST[0], "--set", FAST[1], "--eval-freq", "100", "--eval-episodes", "2"]
+
+
+def prepared(tmp_path, env_id, overrides=FAST, **kwargs):
+    return experiment.prepare(experiment.Experiment(env_id, overrides=overrides, out=tmp_path, device="cpu", **kwargs))
 
 
 def td3x(*arguments, expect=0):
@@ -51,6 +53,14 @@ def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("logs")
     printed = td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", out, *QUICK)
     return out / "td3x" / "Walker2DBulletEnv-v0_1", printed
+
+
+def saved_run(tmp_path, env_id, algorithm):
+    """A run folder with this model."""
+    run = RunDir.create(tmp_path, env_id)
+    run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": env_id})
+    algorithm.save(run.last_model)
+    return run
 
 
 class TestTrain:
@@ -107,6 +117,33 @@ class TestTrain:
         for _ in range(2):
             td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
         assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
+
+    def test_a_run_shorter_than_eval_freq_is_evaluated_at_its_end(self, tmp_path):
+        run = prepared(tmp_path, "Pendulum-v1", steps=60, eval_freq=1000)
+        assert experiment.train(run)
+        assert run.folder.scores()[0].tolist() == [60]
+        assert run.folder.best_model.exists()
+        assert run.folder.curve.exists()
+
+    def test_a_nan_never_replaces_good_normalisation_and_the_best_models_is_kept(self, tmp_path, monkeypatch):
+        class TurnsBad(LineEnv):
+            def step(self, action):
+                observation, *rest = super().step(action)
+                self.steps = getattr(self, "steps", 0) + 1
+                return (observation * np.nan if self.steps == 95 else observation), *rest
+
+        monkeypatch.setitem(gym.registry, "Bad-v0", gym.envs.registration.EnvSpec("Bad-v0", TurnsBad))
+        normalize = "normalize={norm_obs: true, norm_reward: false}"
+        run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=40, eval_episodes=1, overrides=(normalize, *FAST))
+        with pytest.raises(NonFiniteError, match="environment step 95"):
+            experiment.train(run)
+        assert not run.folder.normalization.exists()  # the last are spoilt
+        steps, results = run.folder.scores()
+        env = experiment.open_evaluation_env(run.folder, seed=1)
+        assert isinstance(env, VecNormalize)
+        assert np.isfinite(env.obs_rms.mean).all()
+        assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
+        env.close()
 
     def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
@@ -170,9 +207,7 @@ class TestReading:
                 return super().step(action)
 
         monkeypatch.setitem(gym.registry, "Windowed-v0", gym.envs.registration.EnvSpec("Windowed-v0", Windowed))
-        run = RunDir.create(tmp_path, "Windowed-v0")
-        run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": "Windowed-v0"})
-        model(Windowed()).save(run.last_model)
+        run = saved_run(tmp_path, "Windowed-v0", model(Windowed()))
         monkeypatch.setenv("DISPLAY", ":0")
         monkeypatch.setattr(sys, "argv", ["td3x", "enjoy", str(run.path), "--episodes", "2"])
         with pytest.raises(SystemExit) as ended:
@@ -180,6 +215,39 @@ class TestReading:
         assert ended.value.code == 0
         assert shown == ["human"] * 14
         assert capsys.readouterr().out.count("return ") == 2
+
+    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_film(self, tmp_path, monkeypatch):
+        class Blind(LineEnv):
+            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__()
+                self.render_mode = render_mode
+
+            def render(self):
+                raise RuntimeError("no [GL] context")
+
+        monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
+        run = saved_run(tmp_path, "Blind-v0", model(Blind()))
+        with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
+            experiment.film(run, run.film)
+        assert not run.film.exists()
+
+    def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
+        spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
+        monkeypatch.setitem(gym.registry, "Bits-v0", spec)
+        env = BitFlippingEnv(n_bits=4, continuous=True)
+        trained = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
+        assert experiment.evaluate(saved_run(tmp_path, "Bits-v0", trained), episodes=2, seed=0).shape == (2,)
+
+    def test_plot_reads_runs_of_rl_zoo(self, trained, tmp_path):
+        run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"
+        shutil.copytree(trained[0], run)
+        content = OrderedDict([("algo", "td3"), ("env", "Walker2DBulletEnv-v0")])
+        (run / "Walker2DBulletEnv-v0" / "args.yml").write_text(yaml.dump(content))
+        assert RunDir.open(run).arguments() == dict(content)
+        draw([RunDir.open(run), RunDir.open(trained[0])], tmp_path / "both.png")
+        assert (tmp_path / "both.png").stat().st_size > 1000
 
     def test_plot_draws_several_runs(self, trained, tmp_path):
         td3x("plot", trained[0], trained[0], "--out", tmp_path / "both.png")
@@ -211,7 +279,12 @@ BAD_TRAINING = {
     "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
     "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
-    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "finds no CUDA device")}),
+    "a device SB3 does not know": (["--device", "meta"], "not on 'meta'"),
+    "YAML cut off": (["--set", "policy_kwargs.net_arch=[64,"], "cannot be read as YAML"),
+    "more memory than there is": (["--set", "buffer_size=1e13"], "cannot be trained"),
+    "a wrapper for two": (["--n-envs", "2", "--set", "env_wrapper=os.system"], "env_wrapper can be"),
+    "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
+    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "there is no device 'cuda'")}),
     "a wrapper that is not on the list": (["--set", "env_wrapper=os.system"], "env_wrapper can be"),
 }
 
@@ -245,8 +318,6 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatc
 
 
 def test_a_damaged_model_is_named(trained, tmp_path, capfd, monkeypatch):
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(trained[0], run)
     (run / "best_model.zip").write_bytes((run / "best_model.zip").read_bytes()[:1000])

@@ -54,7 +54,7 @@ def test_every_environment_has_noise_of_its_own():
     assert draw[0] != draw[1]
 
 
-@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
 def test_noise_has_the_shape_of_an_action(shape):
     algorithm = model(LineEnv(action_space=spaces.Box(-1, 1, shape)))
     assert algorithm.action_noise().shape == shape
@@ -92,6 +92,25 @@ class TestAutomaticLearningStarts:
         loaded._setup_learn(50_000)
         assert loaded.learning_starts == 1_000
 
+    def test_a_number_equal_to_the_resolved_one_is_a_number(self, tmp_path):
+        algorithm = model(learning_starts="auto")
+        algorithm.learning_starts = 100
+        algorithm._setup_learn(500_000)
+        assert algorithm.learning_starts == 100
+        planned = model(learning_starts="auto")
+        planned._setup_learn(500_000)
+        planned.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), learning_starts=10_000)
+        loaded._setup_learn(20_000)
+        assert loaded.learning_starts == 10_000
+
+    @pytest.mark.parametrize("bad", [-1, 0.5, "many", None])
+    def test_nonsense_is_refused(self, bad):
+        with pytest.raises(ValueError, match="learning_starts"):
+            model(learning_starts=bad)
+        with pytest.raises(ValueError, match="learning_starts"):
+            model().learning_starts = bad
+
     def test_a_number_set_later_wins(self, tmp_path):
         algorithm = model(learning_starts="auto")
         algorithm.learning_starts = 7
@@ -102,5 +121,6 @@ class TestAutomaticLearningStarts:
         loaded._setup_learn(500_000)
         assert loaded.learning_starts == 9
         again = TD3X.load(tmp_path / "model", env=LineEnv(), learning_starts="auto")
+        assert again.learning_starts == 100
         again._setup_learn(500_000)
         assert again.learning_starts == 10_000

@@ -79,12 +79,38 @@ def test_action_noise_replaces_the_presets_noise():
 
 
 @pytest.mark.parametrize(
+    ("assignments", "sigma"),
+    [(["noise_std=0.3"], 0.3), (["noise_type=normal", "noise_std=0.2"], 0.2), (["noise_type=null"], None), ([], 0.1)],
+)
+def test_noise_in_rl_zoos_keys_reaches_the_model(assignments, sigma):
+    entry = presets.override(presets.load("default", "Walker2DBulletEnv-v0"), assignments)
+    noise = model(**presets.model_arguments(entry)).action_noise
+    assert (noise is None) if sigma is None else (noise._sigma.tolist() == [sigma])
+
+
+def test_ornstein_uhlenbeck_noise_has_the_shape_of_an_action():
+    noise = presets.model_arguments(presets.load("sb3", "MountainCarContinuous-v0"), (2,))["action_noise"]
+    assert type(noise).__name__ == "OrnsteinUhlenbeckActionNoise"
+    assert noise().shape == (2,)
+    assert noise._sigma.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("entry", [{"noise_type": "ou", "noise_std": 0.1}, {"noise_type": "normal"}, {"policy_kwargs": "abc"}])
+def test_an_entry_that_cannot_be_is_refused(entry):
+    with pytest.raises(ValueError, match=r"noise_type|policy_kwargs"):
+        presets.model_arguments(entry)
+
+
+@pytest.mark.parametrize(
     ("assignment", "message"),
     [
         ("batchsize=128", "did you mean batch_size"),
         ("nonsense_key=1", "there is no setting 'nonsense_key'"),
         ("batch_size", "needs key=value"),
         ("seed=3", "there is no setting 'seed'"),
+        ("n_envs=4", "--n-envs"),
+        ("batch_size.x=3", "batch_size is a single value"),
+        ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
     ],
 )
 def test_an_assignment_that_cannot_be_is_refused(assignment, message):

@@ -46,6 +46,12 @@ def test_loading_without_an_environment_is_enough_to_act(saved):
     np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
 
 
+def test_a_name_with_dots_needs_no_suffix(saved, tmp_path):
+    algorithm, _ = saved
+    algorithm.save(tmp_path / "td3_v1.0_60_steps.zip")
+    assert TD3X.load(tmp_path / "td3_v1.0_60_steps").num_timesteps == 60
+
+
 def test_through_a_file_object(saved):
     algorithm, _ = saved
     memory = io.BytesIO()

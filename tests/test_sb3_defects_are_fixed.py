@@ -1,5 +1,6 @@
 """What goes wrong in SB3 2.9's TD3 after loading, with other environments or with a NaN, goes right here."""
 
+import pickle
 import random
 import warnings
 
@@ -40,6 +41,17 @@ class TestNStepAfterLoad:
     def test_one_step_at_load_gives_the_plain_buffer(self, path):
         assert type(TD3X.load(path, env=LineEnv(), n_steps=1).replay_buffer) is ReplayBuffer
 
+    def test_a_buffer_class_given_to_load_is_used(self, path):
+        chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 5, "gamma": 0.7}}
+        loaded = TD3X.load(path, env=LineEnv(), n_steps=1, **chosen)
+        assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (5, 0.7)
+
+    def test_a_discount_edited_between_updates_reaches_the_buffer(self):
+        algorithm = model(n_steps=3).learn(40)
+        algorithm.gamma = 0.5
+        algorithm.train(gradient_steps=1, batch_size=8)
+        assert algorithm.replay_buffer.gamma == 0.5
+
     def test_a_buffer_the_user_chose_is_kept(self, tmp_path):
         chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
         model(**chosen).learn(40).save(tmp_path / "chosen")
@@ -63,6 +75,20 @@ class TestOtherNumberOfEnvironments:
         with pytest.raises(ValueError, match="1 environments side by side, but the model has 3"):
             three.load_replay_buffer(tmp_path / "buffer")
         assert three.replay_buffer is before
+
+    @pytest.mark.parametrize(("saved", "loaded"), [(5, 1), (1, 3)])
+    def test_a_buffer_of_other_n_step_returns_is_refused(self, tmp_path, saved, loaded):
+        model(n_steps=saved).learn(40).save_replay_buffer(tmp_path / "buffer")
+        with pytest.raises(ValueError, match=rf"{saved}-step returns, the model has n_steps={loaded}"):
+            model(n_steps=loaded).load_replay_buffer(tmp_path / "buffer")
+
+    def test_something_that_is_no_buffer_is_refused_and_the_old_one_kept(self, tmp_path):
+        (tmp_path / "dict.pkl").write_bytes(pickle.dumps({}))
+        algorithm = model()
+        before = algorithm.replay_buffer
+        with pytest.raises(AssertionError):
+            algorithm.load_replay_buffer(tmp_path / "dict.pkl")
+        assert algorithm.replay_buffer is before
 
     def test_a_buffer_of_other_spaces_is_refused(self, tmp_path):
         model().learn(40).save_replay_buffer(tmp_path / "buffer")
@@ -90,6 +116,14 @@ class TestRandomGeneratorsAtLoad:
             results.append(weights(loaded))
         assert largest_difference(*results) == 0
 
+    def test_target_noise_after_sb3s_zip_follows_its_seed(self, tmp_path):
+        draws = []
+        for seed in (1, 1, 2):
+            model(cls=TD3, seed=seed).learn(20).save(tmp_path / "td3")
+            draws.append(th.randn(5, generator=TD3X.load(tmp_path / "td3").noise_generator))
+        assert th.equal(draws[0], draws[1])
+        assert not th.equal(draws[0], draws[2])
+
     def test_target_noise_goes_on_where_it_was(self, tmp_path):
         saved = model(seed=7).learn(40)
         saved.save(tmp_path / "model")
@@ -99,8 +133,9 @@ class TestRandomGeneratorsAtLoad:
 
 
 class TestGoingOnWithoutTheReplayBuffer:
-    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path):
-        model(learning_starts=30).learn(60).save(tmp_path / "model")
+    @pytest.mark.parametrize("saved_at", [25, 30, 60])
+    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path, saved_at):
+        model(learning_starts=30).learn(saved_at).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
         updates, before = loaded._n_updates, weights(loaded)
         loaded.learn(29, reset_num_timesteps=False)
@@ -139,6 +174,7 @@ class TestNoiseOfTheWrongSize:
         [
             NormalActionNoise(np.zeros(1), np.ones(1)),
             OrnsteinUhlenbeckActionNoise(np.zeros(2), np.ones(2)),
+            NormalActionNoise(np.zeros((3, 1)), np.ones((3, 1))),
             VectorizedActionNoise(NormalActionNoise(np.zeros(1), np.ones(1)), 2),
         ],
     )

@@ -73,6 +73,33 @@ def test_actions_stay_in_any_box(bounds, dtype):
     assert algorithm.predict(np.ones(3, np.float32))[0].shape == space.shape
 
 
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_actions_without_dimensions(n_envs):
+    env = DummyVecEnv([lambda: LineEnv(action_space=spaces.Box(-2.0, 2.0, ()))] * n_envs)
+    assert trains(model(env)).replay_buffer.actions.shape[1:] == (n_envs, 1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (-3e38, 3e38)])
+def test_bounds_that_cannot_be_scaled_are_refused(low, high):
+    space = spaces.Box(np.array([-1, low], np.float32), np.array([1, high], np.float32))
+    with pytest.raises(ValueError, match="lower bound below its upper bound"):
+        model(LineEnv(action_space=space))
+
+
+def test_a_frozen_actor_stays_while_the_critics_learn():
+    algorithm = model()
+    algorithm.actor.requires_grad_(False)
+    before = weights(algorithm)
+    algorithm.learn(40)
+    moved = {name.split(".")[0] for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
+    assert moved == {"critic", "critic_target"}
+
+
+def test_training_until_a_callback_stops_it():
+    algorithm = model().learn(float("inf"), callback=sb3_callbacks.StopTrainingOnMaxEpisodes(2))
+    assert algorithm.num_timesteps == 40
+
+
 @pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
 def test_several_environments_and_as_many_updates_as_steps(vec_env):
     env = vec_env([LineEnv, LineEnv])

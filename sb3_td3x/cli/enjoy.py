@@ -19,7 +19,7 @@ def command(
     from sb3_td3x import experiment
     from sb3_td3x.rundir import RunDir
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)
     if video is None and has_display():
         for score in experiment.show(folder, episodes, seed):

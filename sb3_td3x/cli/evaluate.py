@@ -19,7 +19,7 @@ def command(
 
     folder = RunDir.open(run)
     returns = evaluate(folder, episodes, seed, device)
-    Console(highlight=False).print(
+    Console(highlight=False, markup=False).print(
         f"{folder.env_id}, {folder.model().name}: return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} "
         f"episodes (from {returns.min():.1f} to {returns.max():.1f})"
     )

@@ -19,4 +19,4 @@ def command(
     from sb3_td3x.rundir import RunDir
 
     draw([RunDir.open(path) for path in runs], out)
-    Console(highlight=False).print(str(out), soft_wrap=True)
+    Console(highlight=False, markup=False).print(str(out), soft_wrap=True)

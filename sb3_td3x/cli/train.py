@@ -16,7 +16,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,
     preset: Annotated[str, typer.Option(help="t3d (the texts' recipe), sb3 (rl-zoo3's values) or default.")] = "default",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: --set batch_size=128")] = None,
-    n_envs: Annotated[int, typer.Option(help="Environments side by side.")] = 1,
+    n_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
     eval_freq: Annotated[int, typer.Option(help="Environment steps between evaluations.")] = 5_000,
     eval_episodes: Annotated[int, typer.Option(help="Episodes of one evaluation.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -28,7 +28,7 @@ def command(
     from sb3_td3x import experiment
     from sb3_td3x.cli.progress import ShowProgress
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     run = experiment.prepare(
         experiment.Experiment(
             env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, device, threads, out

@@ -11,7 +11,10 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import yaml
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
 from sb3_td3x.settings import real
@@ -69,40 +72,57 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         outer, dot, inner = key.strip().partition(".")
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
+        if outer == "n_envs":
+            raise ValueError("the number of environments is set with --n-envs, which also keeps one update per step")
         known = [*RUN_KEYS, *MODEL_KEYS]
         if outer not in known:
             near = difflib.get_close_matches(outer, known)
             raise ValueError(f"there is no setting {outer!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
         value = _parsed(text)
+        if dot and outer not in ("policy_kwargs", "replay_buffer_kwargs", "normalize"):
+            raise ValueError(f"{outer} is a single value: {outer}={text}")
         result[outer] = {**(result.get(outer) or {}), inner: value} if dot else value
         if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
             result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
     return result
 
 
-def model_arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
+def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
     """
     An entry as keyword arguments of ``TD3X``: names become classes, ``lin_7e-4`` a schedule, lists tuples.
 
-    ``noise_type: normal`` becomes ``action_noise=noise_std``; any other noise is built by the caller, who knows the
-    action space.
-
-    :raises ValueError: for a class that is not on the list
+    :param action_shape: shape of one action, for Ornstein-Uhlenbeck noise
+    :raises ValueError: for a class that is not on the list, or noise that is not known
     """
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
-    if entry.get("noise_type") == "normal":
-        arguments["action_noise"] = entry["noise_std"]
+    if "noise_type" in entry or "noise_std" in entry:
+        arguments["action_noise"] = _action_noise(entry.get("noise_type", "normal"), entry.get("noise_std"), action_shape)
     if isinstance(rate := arguments.get("learning_rate"), str):
         arguments["learning_rate"] = _linear_schedule(rate)
     if isinstance(arguments.get("train_freq"), list):
         arguments["train_freq"] = tuple(arguments["train_freq"])
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
+    if not isinstance(arguments.get("policy_kwargs", {}), dict):
+        raise ValueError(f"policy_kwargs must be a mapping, not {arguments['policy_kwargs']!r}")
     if arguments.get("policy_kwargs"):
         arguments["policy_kwargs"] = {
             key: known_class(key, value) if key in _CLASSES else value for key, value in arguments["policy_kwargs"].items()
         }
     return arguments
+
+
+def _action_noise(kind: str | None, std: Any, shape: tuple[int, ...]) -> Any:
+    """rl-zoo3's ``noise_type`` and ``noise_std`` as ``TD3X`` takes them."""
+    if kind is None:
+        return None
+    if kind not in ("normal", "ornstein-uhlenbeck"):
+        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {kind!r}")
+    if std is None:
+        raise ValueError(f"noise_type {kind} needs noise_std")
+    if kind == "normal":
+        return std
+    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, real("noise_std", std)))
 
 
 def known_class(key: str, name: str) -> Any:
@@ -119,7 +139,10 @@ def known_class(key: str, name: str) -> Any:
 
 def _parsed(text: str) -> Any:
     """YAML, with the numbers that YAML 1.1 takes for text (``1e-3``)."""
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
     if isinstance(value, str):
         try:
             return float(value)
@@ -137,6 +160,4 @@ def _linear_schedule(text: str) -> Callable[[float], float]:
         initial = real("learning_rate", float(start))
     except ValueError as error:
         raise ValueError(f"learning_rate must be a number or lin_<number>, not {text!r}") from error
-    from stable_baselines3.common.utils import LinearSchedule
-
     return LinearSchedule(initial, 0.0, 1.0)

@@ -42,7 +42,7 @@ class Experiment:
     :param eval_freq: environment steps between two evaluations
     :param eval_episodes: episodes of an evaluation, 1 or more
     :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    :param threads: torch threads; ``None`` leaves torch's choice
+    :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down badly on a busy one
     :param out: folder that holds the runs
     """
 
@@ -55,7 +55,7 @@ class Experiment:
     eval_freq: int = 5_000
     eval_episodes: int = 10
     device: str = "auto"
-    threads: int | None = None
+    threads: int = 1
     out: Path = Path("logs")
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -105,8 +105,7 @@ def prepare(experiment: Experiment) -> Run:
     entry = experiment.hyperparameters()
     for name in ("eval_freq", "eval_episodes"):
         whole(name, getattr(experiment, name), minimum=1)
-    if experiment.threads is not None:
-        th.set_num_threads(whole("threads", experiment.threads, minimum=1))
+    th.set_num_threads(whole("threads", experiment.threads, minimum=1))
     folder = RunDir.create(experiment.out, experiment.env_id)
     opened: list[VecEnv] = []
     try:

@@ -20,7 +20,7 @@ def command(
     eval_freq: Annotated[int, typer.Option(help="Environment steps between evaluations.")] = 5_000,
     eval_episodes: Annotated[int, typer.Option(help="Episodes of one evaluation.")] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Torch threads; torch's choice if left out.")] = None,
+    threads: Annotated[int, typer.Option(help="Torch threads; more than one only on an idle machine.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
     film: Annotated[bool, typer.Option(help="Film the best model at the end.")] = True,
 ) -> None:

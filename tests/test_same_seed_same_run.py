@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_td3x.environments import EVALUATION, TRAINING, EpisodeSeeds
 from tests.tools import LineEnv, model
 
 CASES = {
@@ -72,3 +73,23 @@ def test_torchs_own_seed_is_enough_for_the_target_noise_when_none_is_given():
         th.manual_seed(5)
         draws.append(th.randn(3, generator=model(seed=None).noise_generator))
     assert th.equal(*draws)
+
+
+class TestEpisodeSeeds:
+    def starts(self, *stream, episodes=3):
+        env = EpisodeSeeds(LineEnv(), *stream)
+        return [env.reset(seed=99)[0][0].item() for _ in range(episodes)]
+
+    def test_every_episode_starts_differently_and_as_its_seed_says(self):
+        assert self.starts(0, TRAINING, 0) == self.starts(0, TRAINING, 0)
+        assert len(set(self.starts(0, TRAINING, 0))) == 3
+
+    def test_runs_environments_and_evaluations_have_starts_of_their_own(self):
+        streams = [(0, TRAINING, 0), (1, TRAINING, 0), (0, TRAINING, 1), (0, EVALUATION, 0)]
+        assert len({start for stream in streams for start in self.starts(*stream)}) == 3 * len(streams)
+
+    def test_what_happens_within_an_episode_does_not_move_the_next_start(self):
+        env = EpisodeSeeds(LineEnv(), 0, TRAINING, 0)
+        env.reset()
+        env.unwrapped.np_random.random(1000)
+        assert env.reset()[0][0].item() == self.starts(0, TRAINING, 0)[1]

@@ -220,7 +220,6 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> flo
     except ModelFileError:
         raise
     except Exception as error:  # whatever an environment's drawing raises
-        out.unlink(missing_ok=True)
         raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
     finally:
         if env is not None:

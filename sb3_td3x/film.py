@@ -20,9 +20,19 @@ def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 1000) -> float:
     :return: the return of what was filmed
     """
     out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f".{out.stem}.partial{out.suffix}")  # an older film stays until this one is complete
+    try:
+        total = _write(model, env, beside, max_steps)
+        beside.replace(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    return total
+
+
+def _write(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> float:
     fps = env.metadata.get("render_fps") or 30
     total = 0.0
-    with imageio.get_writer(out, fps=fps, macro_block_size=16) as writer:
+    with imageio.get_writer(path, fps=fps, macro_block_size=16) as writer:
         observation = env.reset()
         for _ in range(max_steps):
             frame = env.render()

@@ -231,7 +231,11 @@ class TestReading:
         run = saved_run(tmp_path, "Blind-v0", model(Blind()))
         with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
             experiment.film(run, run.film)
-        assert not run.film.exists()
+        assert not list(run.film.parent.iterdir())
+        run.film.write_text("an older film")
+        with pytest.raises(ValueError, match="cannot be filmed"):
+            experiment.film(run, run.film)
+        assert run.film.read_text() == "an older film"
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
         spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})

@@ -8,12 +8,20 @@ from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.settings import whole
+
+# Layers that do the same in training and in evaluation; of any other, a user's own among them, nothing is assumed
+WITHOUT_MODES = {
+    nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
+    sb3.Actor, ContinuousCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
+}  # fmt: skip
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -70,6 +78,21 @@ class TD3XPolicy(sb3.TD3Policy):
             whole("n_critics", n_critics, minimum=1),
             share_features_extractor,
         )
+        self.look_for_modes()
+
+    def look_for_modes(self) -> None:
+        """Find out whether any layer works differently in training; only then is there a mode to switch at every step."""
+        self.has_modes = not all(type(module) in WITHOUT_MODES for module in (*self.actor.modules(), *self.critic.modules()))
+
+    def set_training_mode(self, mode: bool) -> None:
+        """
+        Switch actor and critics to training or evaluation; the targets stay in evaluation.
+
+        SB3 walks over every module, twice per environment step. Here nothing is done where the mode is set already, and
+        networks in which no layer depends on the mode stay in evaluation.
+        """
+        if self.training != mode and (self.has_modes or not mode):
+            super().set_training_mode(mode)
 
 
 MlpPolicy = TD3XPolicy

@@ -1,10 +1,14 @@
 """What SB3's replay buffers lack: knowing when they do not fit the model, and when a transition must not enter."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+import torch as th
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.errors import NonFiniteError
 
@@ -15,6 +19,25 @@ AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 def stored_transitions(buffer: ReplayBuffer) -> int:
     """Number of transitions in the buffer, over all environments."""
     return buffer.size() * buffer.n_envs
+
+
+def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None) -> ReplayBufferSamples:
+    """
+    ``buffer.sample`` without SB3's second copy: what it gathers from the memory is a copy already.
+
+    A buffer class with a ``to_torch`` of its own keeps it.
+    """
+    if type(buffer).to_torch is not BaseBuffer.to_torch:
+        return buffer.sample(batch_size, env=normalization)
+    buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
+    try:
+        return buffer.sample(batch_size, env=normalization)
+    finally:
+        del buffer.to_torch
+
+
+def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
+    return th.as_tensor(array, device=device)
 
 
 def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:

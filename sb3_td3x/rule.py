@@ -11,7 +11,9 @@ import torch as th
 from torch.nn import functional as F
 
 
-def smoothed_actions(actions: th.Tensor, noise: th.Tensor, noise_std: float, noise_clip: float) -> th.Tensor:
+def smoothed_actions(
+    actions: th.Tensor, noise: th.Tensor, noise_std: float | th.Tensor, noise_clip: float | th.Tensor
+) -> th.Tensor:
     """
     Target policy smoothing (eq. 14): the target actor's action with clipped Gaussian noise, kept in the action range.
 
@@ -20,7 +22,7 @@ def smoothed_actions(actions: th.Tensor, noise: th.Tensor, noise_std: float, noi
     :param noise_std: scale of the noise, in units of the scaled action
     :param noise_clip: largest absolute value of the scaled noise
     """
-    return (actions + (noise * noise_std).clamp(-noise_clip, noise_clip)).clamp(-1, 1)
+    return (actions + (noise * noise_std).clamp(-noise_clip, noise_clip)).clamp(-1, 1)  # type: ignore[arg-type]
 
 
 def scalar_target(
@@ -52,7 +54,7 @@ def actor_loss(values: th.Tensor) -> th.Tensor:
     return -values.mean()
 
 
-def polyak_(targets: Iterable[th.Tensor], sources: Iterable[th.Tensor], tau: float) -> None:
+def polyak_(targets: Iterable[th.Tensor], sources: Iterable[th.Tensor], tau: float | th.Tensor) -> None:
     """
     In place: target <- target + tau (source - target), that is (1 - tau) target + tau source.
 

@@ -1,6 +1,7 @@
 """The numbers a user may set: which are whole, and their ranges. Each is declared and checked here only."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 WHOLE_WITH_MINIMUM = {
@@ -73,3 +74,9 @@ def checked_learning_rate(value: Any) -> Any:
     if number < 0:
         raise ValueError(f"learning_rate must not be negative, not {value!r}")
     return number
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse a value that is none of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

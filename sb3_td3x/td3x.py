@@ -1,9 +1,8 @@
 """The algorithm: SB3's off-policy loop around the update of ``update.py``."""
 
-import io
 import math
-import pathlib
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
@@ -11,22 +10,24 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule
-from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TrainFrequencyUnit
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import modelfile, settings
+from sb3_td3x.accelerate import PATHS, FastUpdate, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
-from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, require_finite, stored_transitions
-from sb3_td3x.update import UpdateSettings, actor_step, critic_step
+from sb3_td3x.loading import Loadable
+from sb3_td3x.overlap import Overlapping
+from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+from sb3_td3x.precision import PRECISIONS
+from sb3_td3x.replay import require_finite, sample, stored_transitions
+from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-class TD3X(OffPolicyAlgorithm):
+class TD3X(Overlapping, Loadable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -62,6 +63,11 @@ class TD3X(OffPolicyAlgorithm):
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
     :param device: ``"auto"`` is CUDA where there is one, else the CPU
     :param _init_setup_model: build the networks now; only ``load`` turns this off
+    :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, ``"cudagraph"``, or ``"auto"``, which chooses
+        when a run starts and says why. All make the same updates up to rounding
+    :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
+    :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv``. Actions are then
+        chosen by the actor before the updates that are due
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -73,7 +79,7 @@ class TD3X(OffPolicyAlgorithm):
     }
     policy: TD3Policy
     replay_buffer: ReplayBuffer
-    _loading = False  # while `load` rebuilds a model: its seed has been used already
+    _maker: tuple[tuple[Any, ...], Update] | None = None  # built when first needed, never saved
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
 
     def __init__(
@@ -103,6 +109,10 @@ class TD3X(OffPolicyAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
+        *,
+        accelerate: Literal["auto", "plain", "compiled", "cudagraph"] = "auto",
+        precision: Literal["fp32", "bf16"] = "fp32",
+        overlap: bool = False,
     ):
         super().__init__(
             policy,
@@ -133,6 +143,8 @@ class TD3X(OffPolicyAlgorithm):
         self.policy_delay = policy_delay
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
+        self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
+        self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -140,6 +152,7 @@ class TD3X(OffPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
+            choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
 
     # The networks are looked up, not kept: they stay right when the policy is replaced
     @property
@@ -176,27 +189,14 @@ class TD3X(OffPolicyAlgorithm):
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
         for name in settings.CHECKED:
             setattr(self, name, settings.checked(name, getattr(self, name)))
+        for name, choices in (("accelerate", PATHS), ("precision", PRECISIONS)):
+            settings.one_of(name, getattr(self, name), choices)
         self.train_freq = settings.checked_train_freq(self.train_freq)
         self.learning_rate = settings.checked_learning_rate(self.learning_rate)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
         super()._setup_model()
-
-    def _choose_replay_buffer_class(self) -> None:
-        """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""
-        chosen_by_sb3 = self._replay_buffer_is_automatic or (self.n_steps > 1 and self._is_n_step_of_a_zip())
-        if chosen_by_sb3 and self.replay_buffer_class in AUTOMATIC_CLASSES:
-            self.replay_buffer_class = None
-            self.replay_buffer_kwargs = {
-                key: value for key, value in self.replay_buffer_kwargs.items() if key not in ("n_steps", "gamma")
-            }
-        self._replay_buffer_is_automatic = self.replay_buffer_class is None
-
-    def _is_n_step_of_a_zip(self) -> bool:
-        """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""
-        own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
-        return own and self.replay_buffer_class is NStepReplayBuffer and self._loading
 
     def _setup_learn(
         self,
@@ -209,9 +209,15 @@ class TD3X(OffPolicyAlgorithm):
         if reset_num_timesteps:
             self._request_learning_starts(self._learning_starts_request, total_timesteps)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self._start_overlapping()
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        if isinstance(self.policy, TD3XPolicy):
+            self.policy.look_for_modes()
+        if reset_num_timesteps:
+            self.update_path = None
+        self._choose_path(self._updates_ahead())
         # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
         self._is_refilling = self.num_timesteps > 0
         if self._must_refill() and self.num_timesteps >= self.learning_starts:
@@ -241,7 +247,12 @@ class TD3X(OffPolicyAlgorithm):
         """
         if total_timesteps != math.inf:  # until a callback stops it
             total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        try:
+            super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+            self._finish_pending()
+        finally:
+            self._overlapping = False
+        return self
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """
@@ -251,8 +262,11 @@ class TD3X(OffPolicyAlgorithm):
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update
-        :raises NonFiniteError: naming the loss and the update; no optimiser step is made with it
+        :raises NonFiniteError: naming the loss and the update; that update and later ones change nothing
         """
+        self._now_or_while_stepping(partial(self._train, gradient_steps, batch_size))
+
+    def _train(self, gradient_steps: int, batch_size: int) -> None:
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
@@ -260,21 +274,50 @@ class TD3X(OffPolicyAlgorithm):
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
         rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
-
-        critic_losses, actor_losses = [], []
-        for update in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            noise = self._draw_noise(batch)
-            critic_losses.append(critic_step(self.policy, batch, noise, rule_settings, when=f"update {update}"))
-            if update % self.policy_delay == 0:
-                actor_losses.append(actor_step(self.policy, batch, rule_settings, when=f"update {update}"))
-            self._n_updates = update
+        update, losses = self._update_maker(), []
+        try:
+            with update.running(self.batch_size):
+                for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
+                    batch = sample(self.replay_buffer, batch_size, self._vec_normalize_env)
+                    with_actor = number % self.policy_delay == 0
+                    losses.append(update(batch, self._draw_noise(batch), rule_settings, with_actor, number))
+        finally:
+            self._n_updates = max(self._n_updates, update.last_good)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        if actor_losses:
-            self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
-        if critic_losses:
-            self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
+        for name in Losses._fields:
+            values = [value for one in losses if (value := getattr(one, name)) is not None]
+            if values:
+                self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
+
+    def _updates_ahead(self) -> float:
+        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
+        steps = self._total_timesteps - max(self.num_timesteps, self.learning_starts)
+        if self.gradient_steps < 0:
+            return steps
+        frequency, unit = self.train_freq  # type: ignore[misc]
+        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
+
+    def _choose_path(self, planned_updates: float) -> None:
+        """Once per run; a run that goes on stays on its path."""
+        path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
+        if path != self.update_path:
+            self.logger.log(f"accelerate: {path} ({reason})")
+        self.update_path = path
+
+    def _update_maker(self) -> Update:
+        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
+        path = self.update_path or ("plain" if self.accelerate == "auto" else self.accelerate)
+        chosen = (path, self.precision, self.policy)
+        if self._maker is None or self._maker[0] != chosen:
+            plain = path == "plain"
+            update: Update = (
+                PlainUpdate(self.policy, self.precision)
+                if plain
+                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
+            )
+            self._maker = chosen, update
+        return self._maker[1]
 
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
@@ -329,72 +372,8 @@ class TD3X(OffPolicyAlgorithm):
                 seed = int(th.randint(2**31, ()))
         self.noise_generator.manual_seed(seed)
 
-    @classmethod
-    def load(
-        cls: type[SelfTD3X],
-        path: str | pathlib.Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **kwargs: Any,
-    ) -> SelfTD3X:
-        """
-        Load a model saved by TD3X or by SB3's ``TD3``.
-
-        The random generators of python, numpy and torch are left as they are, unless ``seed`` is given.
-
-        :param path: the zip file
-        :param env: environment to go on with; may have another number of environments than the saved one
-        :param device: where to put the networks
-        :param custom_objects: replacements for saved objects, by name
-        :param print_system_info: print the versions of the saving and of this system
-        :param force_reset: reset the environment before training
-        :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
-        :raises ModelFileError: for a damaged file or another algorithm's
-        :raises ValueError: for an environment with other spaces, or a value outside its range
-        """
-        saved = modelfile.check(path)
-        device = get_device(device)
-        if "replay_buffer_class" in kwargs:
-            kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
-        elif "n_steps" in kwargs:
-            kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", True))
-        request = kwargs.pop("learning_starts", None)
-        # SB3's zips hold a number alone: that is what the program did, whatever today's default is
-        kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
-        with modelfile.explained_errors(path), th.random.fork_rng(devices=[]):
-            model = super().load(path, env, device, custom_objects, print_system_info, force_reset, _loading=True, **kwargs)
-        del model._loading
-        if request is not None:
-            model.learning_starts = request
-        if kwargs.get("seed") is not None:
-            model.set_random_seed(model.seed)
-        elif "noise_generator" not in saved:
-            model._seed_noise(model.seed)
-        return model
-
-    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
-        """
-        Load a replay buffer saved with ``save_replay_buffer``.
-
-        :param path: the file
-        :param truncate_last_traj: end a ``HerReplayBuffer``'s last, unfinished episode where it was cut
-        :raises ValueError: for a buffer of another number of environments, other spaces or other n-step returns;
-            the old one is kept then
-        """
-        before = self.replay_buffer
-        try:
-            super().load_replay_buffer(path, truncate_last_traj)
-            n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(before, "n_steps", 1)
-            check_fits(self.replay_buffer, self.n_envs, n_steps, self.observation_space, self.action_space)
-        except BaseException:
-            self.replay_buffer = before
-            raise
-
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_loading", "_is_refilling"]
+        return [*super()._excluded_save_params(), "_loading", "_is_refilling", "_maker", "_acting", "_overlapping"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

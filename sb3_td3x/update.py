@@ -1,43 +1,87 @@
 """
-One gradient update, the plain way: loss from ``rule.py``, gradient, optimiser, target networks.
+One gradient update: loss from ``rule.py``, gradient, optimiser, target networks.
 
-This is the reference that every faster path has to equal.
+``PlainUpdate`` makes it operation by operation and is the reference that every faster path has to equal; those
+(``accelerate.py``) run the same functions with another ``descend``.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, Protocol
 
 import torch as th
+from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x import rule
+from sb3_td3x import precision, rule
 from sb3_td3x.errors import NonFiniteError
+
+# Moves a network one optimiser step down a loss; the text names the network in an error
+Descend = Callable[[BaseModel, th.Tensor, str], None]
 
 
 class UpdateSettings(NamedTuple):
-    """The numbers of the rule that may change between two updates."""
+    """The numbers of the rule that may change between two updates: floats, or tensors of no dimension."""
 
-    gamma: float
-    tau: float
-    target_policy_noise: float
-    target_noise_clip: float
+    gamma: float | th.Tensor
+    tau: float | th.Tensor
+    target_policy_noise: float | th.Tensor
+    target_noise_clip: float | th.Tensor
+
+
+class Losses(NamedTuple):
+    """What an update reports: detached tensors of no dimension, taken before each step."""
+
+    critic: th.Tensor
+    actor: th.Tensor | None
+
+
+class Update(Protocol):
+    """
+    A way to make updates. It belongs to one policy, whose parameters and optimiser states it changes in place.
+
+    ``last_good`` is the number of the last update that was made, valid after a series of at least one.
+    """
+
+    last_good: int
+
+    def running(self, batch_size: int) -> AbstractContextManager[None]:
+        """Encloses a series of updates of usually this batch size; between two series anything may be edited."""
+
+    def __call__(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        """
+        Make update ``number``, counted from 1.
+
+        :param batch: transitions with ``dones`` that exclude time limits, actions scaled to [-1, 1]
+        :param noise: standard normal numbers, ``(batch, action_dim)``
+        :param settings: the numbers of the rule
+        :param with_actor: after the critics move also the actor and the targets
+        :raises NonFiniteError: for a loss or gradient that is not finite, here or at the end of the series;
+            that update and all later ones of the series change nothing
+        """
+
+
+def make(
+    policy: TD3Policy,
+    batch: ReplayBufferSamples,
+    noise: th.Tensor,
+    settings: UpdateSettings,
+    with_actor: bool,
+    descend: Descend,
+) -> Losses:
+    """Move all critics one step and, ``with_actor``, the actor and then the targets. Parameters as in ``Update``."""
+    critic = critic_step(policy, batch, noise, settings, descend)
+    return Losses(critic, actor_step(policy, batch, settings, descend) if with_actor else None)
 
 
 def critic_step(
-    policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, when: str
+    policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, descend: Descend
 ) -> th.Tensor:
-    """
-    Move all critics one optimiser step towards the target of the target networks.
-
-    :param policy: its critics are changed in place
-    :param batch: transitions with ``dones`` that exclude time limits, actions scaled to [-1, 1]
-    :param noise: standard normal numbers, ``(batch, action_dim)``
-    :param settings: the numbers of the rule
-    :param when: the update's name in an error
-    :return: the loss, detached, before the step
-    :raises NonFiniteError: if the loss or a gradient is not finite; nothing has been changed then
-    """
+    """Move all critics one optimiser step towards the target of the target networks; return the loss before it."""
     discounts = settings.gamma if batch.discounts is None else batch.discounts
     with th.no_grad():
         next_actions = rule.smoothed_actions(
@@ -46,18 +90,14 @@ def critic_step(
         next_values = policy.critic_target(batch.next_observations, next_actions)
         target = rule.scalar_target(next_values, batch.rewards, batch.dones, discounts)
     loss = rule.scalar_critic_loss(policy.critic(batch.observations, batch.actions), target)
-    _descend(loss, policy.critic, policy.critic.optimizer, "critic loss or its gradient", when)
+    descend(policy.critic, loss, "critic")
     return loss.detach()
 
 
-def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, when: str) -> th.Tensor:
-    """
-    Move the actor one optimiser step up the first critic, then all targets towards their networks.
-
-    Parameters, return value and errors as in ``critic_step``.
-    """
+def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, descend: Descend) -> th.Tensor:
+    """Move the actor one step up the first critic, then all targets towards their networks; return the actor's loss."""
     loss = rule.actor_loss(policy.critic.q1_forward(batch.observations, policy.actor(batch.observations)))
-    _descend(loss, policy.actor, policy.actor.optimizer, "actor loss or its gradient", when)
+    descend(policy.actor, loss, "actor")
     with th.no_grad():
         for target, source in ((policy.critic_target, policy.critic), (policy.actor_target, policy.actor)):
             rule.polyak_(target.parameters(), source.parameters(), settings.tau)
@@ -66,19 +106,82 @@ def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSe
     return loss.detach()
 
 
-def _descend(loss: th.Tensor, network: nn.Module, optimizer: th.optim.Optimizer, name: str, when: str) -> None:
-    """One optimiser step of ``network`` down ``loss``, or an error and no step if a number is not finite."""
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters that the user has not frozen."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def is_finite(loss: th.Tensor, gradients: list[th.Tensor]) -> th.Tensor:
+    """Whether a loss and all gradients are. A sum is the cheapest thing that every NaN and infinity survives."""
+    return th.isfinite(th.stack([loss.detach(), *[gradient.sum() for gradient in gradients]]).sum())
+
+
+class PlainUpdate:
+    """
+    Updates operation by operation, with the policy's own optimisers of whatever class.
+
+    :param policy: changed in place
+    :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    """
+
+    def __init__(self, policy: TD3Policy, numbers: str = "fp32"):
+        self.policy, self.numbers = policy, numbers
+        self.last_good = 0
+
+    @contextmanager
+    def running(self, batch_size: int) -> Iterator[None]:
+        with precision.hidden_products(self.policy, self.numbers):
+            yield
+
+    def __call__(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        # The critics have moved before the actor's gradient is known to be good
+        undo = _copy_of(self.policy.critic) if with_actor else None
+        self.last_good = number - 1
+        try:
+            losses = make(self.policy, batch, noise, settings, with_actor, _descend)
+        except _NonFinite as error:
+            if undo is not None:
+                undo()
+            raise NonFiniteError(f"{error} loss or its gradient", f"update {number}") from None
+        self.last_good = number
+        return losses
+
+
+class _NonFinite(ArithmeticError):
+    """A network's loss or gradient is not finite; it has not moved."""
+
+
+def _descend(network: BaseModel, loss: th.Tensor, name: str) -> None:
+    parameters = trainable(network)
     if not parameters:
         return  # the user has frozen the whole network
-    optimizer.zero_grad()
+    network.optimizer.zero_grad()
     # Only this network's gradients: through the actor's loss flows also the critic's, which nobody needs
     loss.backward(inputs=parameters)
-    # A sum is the cheapest thing that every NaN and infinity survives
-    sums = [parameter.grad.sum() for parameter in parameters if parameter.grad is not None]
-    if not th.isfinite(th.stack([loss, *sums]).sum()):
-        raise NonFiniteError(name, when)
-    optimizer.step()
+    if not is_finite(loss, [parameter.grad for parameter in parameters if parameter.grad is not None]):
+        raise _NonFinite(name)
+    network.optimizer.step()
+
+
+def _copy_of(network: BaseModel) -> Callable[[], None]:
+    """Copy a network's parameters and its optimiser's state; calling the result puts them back."""
+    optimizer = network.optimizer
+    parameters = [parameter.detach() for parameter in network.parameters()]
+    values = [parameter.clone() for parameter in parameters]
+    state = {
+        parameter: {key: value.clone() if isinstance(value, th.Tensor) else value for key, value in entries.items()}
+        for parameter, entries in optimizer.state.items()
+    }
+
+    def undo() -> None:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+    return undo
 
 
 def _running_statistics(network: nn.Module) -> list[th.Tensor]:

@@ -20,7 +20,7 @@ TURNED = {
 
 
 def trained(**kwargs):
-    algorithm = without_output(model(**kwargs))
+    algorithm = without_output(model(batch_size=8, **kwargs))
     run(algorithm)
     return weights(algorithm)
 
@@ -39,16 +39,21 @@ def test_all_numbers_of_the_rule_are_tried():
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_turning_it_in_the_constructor_changes_the_update(name):
-    assert largest_difference(trained(), trained(**{name: TURNED[name]})) > 1e-6
+def test_turning_it_in_the_constructor_changes_the_update(name, path):
+    assert largest_difference(trained(accelerate=path), trained(accelerate=path, **{name: TURNED[name]})) > 1e-6
 
 
 @pytest.mark.parametrize("name", sorted(set(TURNED) - {"learning_rate"}))
-def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name):
-    algorithm = without_output(model())
+def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name, path):
+    algorithm = without_output(model(batch_size=8, accelerate=path))
+    run(algorithm)
+    for kept in ("actor", "critic"):
+        getattr(algorithm, kept).optimizer.state.clear()
+    algorithm.set_parameters(model().get_parameters())
+    algorithm._n_updates = 0
     setattr(algorithm, name, TURNED[name])
     run(algorithm)
-    assert largest_difference(weights(algorithm), trained(**{name: TURNED[name]})) == 0
+    assert largest_difference(weights(algorithm), trained(accelerate=path, **{name: TURNED[name]})) == 0
 
 
 def test_learning_rate_follows_its_schedule():

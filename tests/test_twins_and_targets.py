@@ -22,15 +22,15 @@ def test_twins_start_different_and_targets_start_equal():
         assert largest_difference(target.state_dict(), source.state_dict()) == 0
 
 
-def test_twins_stay_different():
-    algorithm = without_output(model())
+def test_twins_stay_different(path):
+    algorithm = without_output(model(accelerate=path, batch_size=8))
     train_on_random_batches(algorithm, 50)
     first, second = (network(th.ones(1, 4)).item() for network in algorithm.critic.q_networks)
     assert first != second
 
 
-def test_targets_receive_no_gradient_and_no_optimiser_step():
-    algorithm = without_output(model(tau=0.0))
+def test_targets_receive_no_gradient_and_no_optimiser_step(path):
+    algorithm = without_output(model(tau=0.0, accelerate=path, batch_size=8))
     before = weights(algorithm)
     train_on_random_batches(algorithm, 4)
     for name, parameter in algorithm.policy.named_parameters():
@@ -52,8 +52,8 @@ def test_actor_step_leaves_no_gradient_in_the_critics():
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_actor_and_targets_move_only_at_every_delayth_update_also_across_calls(delay):
-    algorithm = without_output(model(policy_delay=delay))
+def test_actor_and_targets_move_only_at_every_delayth_update_also_across_calls(delay, path):
+    algorithm = without_output(model(policy_delay=delay, accelerate=path, batch_size=8))
     for update in range(1, 8):
         before = weights(algorithm)
         train_on_random_batches(algorithm, 1)

@@ -10,6 +10,7 @@ from tests.tools import feed, model, random_batch, without_output
 
 UPDATES = 20
 RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
+FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
 class Float64Extractor(FlattenExtractor):
@@ -50,12 +51,16 @@ def assert_equal_networks(policy, reference, tolerance):
             np.testing.assert_allclose(bias, expected_bias, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("n_critics", [1, 2, 3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(th.float64, 1e-10), (th.float32, 1e-5)])
-def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics):
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "n_critics", "accelerate"),
+    [(*kind, n_critics, "plain") for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
+    # a program takes long to compile
+    + [(*FLOAT32, 2, "compiled"), (*FLOAT32, 3, "compiled"), (*FLOAT64, 2, "compiled")],
+)
+def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
-    algorithm = without_output(model(policy_kwargs=policy_kwargs, **RULE))
+    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE))
     algorithm.policy.to(dtype)
     reference = reference_of(algorithm)
 
@@ -63,7 +68,7 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         batch = random_batch(update, dtype=dtype)
         noise = th.randn(8, 1, generator=th.Generator().manual_seed(update)).to(dtype)
         feed(algorithm, [batch], [noise])
-        algorithm.train(gradient_steps=1)
+        algorithm.train(gradient_steps=1, batch_size=8)
         losses = reference.update(
             *(
                 part.double().numpy()
@@ -76,3 +81,4 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         if update % RULE["policy_delay"] == 0:
             assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
         assert_equal_networks(algorithm.policy, reference, tolerance)
+    assert accelerate == "plain" or algorithm._update_maker().programs_made == 2

@@ -1,0 +1,261 @@
+"""
+The fast paths: the functions of ``update.py`` recorded once as one program of tensor operations, which is then compiled
+by Inductor or captured as a CUDA graph. There is no mathematics in here.
+"""
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.td3.policies import TD3Policy
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from sb3_td3x import precision, update
+from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.policies import TD3XPolicy
+from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, flat
+from sb3_td3x.update import Losses, UpdateSettings
+
+PATHS = ("auto", "plain", "compiled", "cudagraph")
+# Compiling takes 25 s on two slow cores and then saves 1 to 2 ms per update
+WORTH_COMPILING = 20_000
+
+Program = Callable[..., Sequence[th.Tensor]]
+
+
+class CannotAccelerate(ValueError):
+    """A fast path cannot be used for this policy on this machine; the text says why."""
+
+
+def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_before: str | None = None) -> tuple[str, str]:
+    """
+    The path for a run and the reason for it.
+
+    :param request: one of ``PATHS``
+    :param policy: whose networks are to be updated
+    :param updates_ahead: updates that the run is planned to make
+    :param chosen_before: the path that ``"auto"`` chose when this run started, if it goes on
+    :raises CannotAccelerate: if another path than ``"auto"`` is requested and cannot be used
+    """
+    if request != "auto":
+        if obstacle := _obstacle(request, policy):
+            raise CannotAccelerate(f"accelerate={request!r} cannot be used: {obstacle}")
+        return request, "as requested"
+    best = chosen_before or ("cudagraph" if policy.device.type == "cuda" else "compiled")
+    if obstacle := _obstacle(best, policy):
+        return "plain", obstacle
+    if chosen_before:
+        return best, "as before"
+    if best == "compiled" and updates_ahead < WORTH_COMPILING:
+        return "plain", f"{updates_ahead:,.0f} updates ahead do not pay for compiling, {WORTH_COMPILING:,} do"
+    return best, f"{updates_ahead:,.0f} updates ahead"
+
+
+def _obstacle(path: str, policy: TD3Policy) -> str | None:
+    """What stands in the way, as far as it can be known without recording an update."""
+    if path == "plain":
+        return None
+    if path == "cudagraph" and policy.device.type != "cuda":
+        return f"a CUDA graph needs a CUDA device, not {policy.device.type!r}"
+    if not isinstance(policy, TD3XPolicy):
+        return f"{type(policy).__name__} is not a TD3XPolicy"
+    for network in (policy.critic, policy.actor):
+        if type(network.optimizer) not in (th.optim.Adam, th.optim.AdamW):
+            return f"the optimiser {type(network.optimizer).__name__} is not torch's Adam or AdamW"
+        if len(network.optimizer.param_groups) != 1:
+            return "an optimiser has several parameter groups"
+    if path == "compiled":
+        if policy.device.type not in ("cpu", "cuda"):
+            return f"compiling is not supported on {policy.device.type!r}"
+        if policy.device.type == "cpu" and not _has_compiler():
+            return "there is no C++ compiler (install g++ or clang)"
+    return None
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+class FastUpdate:
+    """
+    Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
+
+    A program is made when its kind of update comes first, and again only if something changes that is part of it:
+    the batch size, frozen layers, options of the optimiser other than the learning rate, the number of torch threads.
+
+    :param policy: changed in place, and the states of its optimisers with it
+    :param path: ``"compiled"`` or ``"cudagraph"``
+    :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
+    :param announce: called with a line of text before the first program is made, and on falling back
+    :raises CannotAccelerate: at the first update, if no program can be made of the policy
+    """
+
+    def __init__(
+        self,
+        policy: TD3Policy,
+        path: str,
+        numbers: str = "fp32",
+        falls_back: bool = False,
+        announce: Callable[[str], None] = lambda _: None,
+    ):
+        self.policy, self.path, self.numbers, self.announce = policy, path, numbers, announce
+        self.falls_back, self._declined = falls_back, False
+        self.plain = update.PlainUpdate(policy, numbers)
+        self.last_good = 0
+        self.programs_made = 0
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._state = State(policy)
+        self._kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "highest"
+
+    @contextmanager
+    def running(self, batch_size: int) -> Iterator[None]:
+        self._batch_size = batch_size
+        if not self._state.is_current():
+            self._state = State(self.policy)
+        self._constants = self._state.constants(self.path)
+        self._settings: tuple[Any, th.Tensor | None] = None, None
+        self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
+        self._faults: dict[int, th.Tensor] = {}
+        with precision.matrix_kernels(self._kernels), th.no_grad():
+            try:
+                yield
+            finally:
+                first_bad = self._first_bad()
+        self._raise(first_bad)
+
+    def __call__(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        if len(noise) != self._batch_size or self._declined:
+            return self._plain_update(batch, noise, settings, with_actor, number)
+        tensors = flat(batch)
+        inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
+        key = (with_actor, *[tensor.shape for tensor in tensors], *self._constants)
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._make_program(batch, with_actor, inputs)
+            except CannotAccelerate as error:
+                if not self.falls_back:
+                    raise
+                self._declined = True
+                self.announce(f"accelerate: plain ({error})")
+                return self._plain_update(batch, noise, settings, with_actor, number)
+        self._fault, *losses = self._programs[key](*inputs)
+        self._faults[number] = self._fault
+        return Losses(losses[0], losses[1] if with_actor else None)
+
+    def _plain_update(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        """For a short batch, which is not worth a program of its own."""
+        self._raise(self._first_bad())
+        with th.enable_grad(), self.plain.running(len(noise)):
+            losses = self.plain(batch, noise, settings, with_actor, number)
+        self._state = State(self.policy)  # a plain optimiser step may have made new states
+        self.last_good = number
+        return losses
+
+    def _first_bad(self) -> int | None:
+        """The first update that was not made. Asked once per series, because reading a number of a GPU waits for it."""
+        if not self._faults:
+            return None
+        if not int(self._fault):
+            self.last_good = max(self.last_good, *self._faults)
+            return None
+        first_bad = next(number for number, fault in self._faults.items() if int(fault))
+        self.last_good = first_bad - 1
+        return first_bad
+
+    def _raise(self, first_bad: int | None) -> None:
+        if first_bad is not None:
+            raise NonFiniteError(f"{NETWORKS[int(self._fault) - 1]} loss or its gradient", f"update {first_bad}")
+
+    def _as_tensor(self, settings: UpdateSettings) -> th.Tensor:
+        """The numbers that may change, learning rates included, as one tensor: an edit makes no new program."""
+        values = (*settings, *[network.optimizer.param_groups[0]["lr"] for network in self._state.networks])
+        if self._settings[0] != values:
+            tensor = th.tensor([float(value) for value in values], dtype=th.float64, device=self.policy.device)
+            self._settings = values, tensor
+        return self._settings[1]  # type: ignore[return-value]
+
+    def _make_program(self, batch: ReplayBufferSamples, with_actor: bool, inputs: list[th.Tensor]) -> Program:
+        if not self._programs:
+            once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
+            self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
+        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor)
+        with _generators_kept(self.policy.device):
+            program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
+        self.programs_made += 1
+        return program
+
+
+def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program:
+    try:
+        program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
+    except Exception as error:  # whatever a user's network raises when it meets tensors without values
+        first_line = str(error).strip().split("\n")[0]
+        raise CannotAccelerate(
+            f"the policy cannot be recorded as one program ({type(error).__name__}: {first_line})"
+        ) from error
+    _refuse_random_layers(program)
+    import torch._inductor
+
+    options: dict[str, Any] = {
+        "cpp_wrapper": recorded.policy.device.type == "cpu",  # the calls between the kernels are compiled too
+        "compile_threads": 1,  # without a pool of processes
+        # Numbers that many elements share are computed once, before the loop over the elements: Adam's two powers
+        # inside it cost a quarter of a millisecond per update
+        "realize_opcount_threshold": 1,
+    }
+    return torch._inductor.compile(program, list(inputs), options=options)
+
+
+def _refuse_random_layers(program: GraphModule) -> None:
+    """Dropout would draw other numbers than on the plain path."""
+    for node in program.graph.nodes:
+        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
+
+
+def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
+    """Record the update's kernels on the GPU; a call copies what is new into place and replays them."""
+    own = len(recorded.state.tensors)
+    static = [*inputs[:own], *[tensor.clone() for tensor in inputs[own:]]]
+    fault = static[own + 1]
+    fault.fill_(1)  # with a fault before them, the runs that warm up change nothing
+    stream = th.cuda.Stream()
+    stream.wait_stream(th.cuda.current_stream())
+    with th.cuda.stream(stream):
+        for _ in range(3):
+            recorded.step(*static)
+    th.cuda.current_stream().wait_stream(stream)
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph):
+        outputs = recorded.step(*static)
+
+    def replay(*new: th.Tensor) -> list[th.Tensor]:
+        for place, value in zip(static[own:], new[own:], strict=True):
+            place.copy_(value, non_blocking=True)
+        graph.replay()
+        return [output.clone() for output in outputs]
+
+    return replay
+
+
+@contextmanager
+def _generators_kept(device: th.device) -> Iterator[None]:
+    """Making a program draws no random number that a run would see."""
+    devices = [device] if device.type == "cuda" else []
+    python, array = random.getstate(), np.random.get_state()
+    with th.random.fork_rng(devices=devices):
+        yield
+    random.setstate(python)
+    np.random.set_state(array)

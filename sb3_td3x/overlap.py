@@ -1,0 +1,110 @@
+"""Updating while the environments step: for a ``VecEnv`` whose environments live in other processes."""
+
+import io
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+
+class OverlapVecEnv(VecEnvWrapper):
+    """
+    Between sending actions to the environments and waiting for them, does the work that is ``pending``.
+
+    :param venv: runs its environments elsewhere, as SB3's ``SubprocVecEnv`` does
+    :raises ValueError: for environments in this process, where nothing would run side by side
+    """
+
+    def __init__(self, venv: VecEnv):
+        innermost = venv
+        while isinstance(innermost, VecEnvWrapper):
+            innermost = innermost.venv
+        if isinstance(innermost, DummyVecEnv):
+            raise ValueError("overlap=True needs environments in other processes: use SubprocVecEnv, not DummyVecEnv")
+        super().__init__(venv)
+        self.pending: Callable[[], None] | None = None
+
+    def finish(self) -> None:
+        """Do the pending work now, if there is any."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.venv.step_async(actions)
+        self.finish()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+
+class Overlapping(OffPolicyAlgorithm):
+    """
+    An off-policy algorithm that can update while its environments step.
+
+    The updates due after a rollout are made in the first step of the next one, with the replay buffer and the
+    normalisation as they were at the end of the rollout; only that step's action is older than the updates. Whatever
+    looks at the networks from outside (saving, predicting, the end of ``learn``) finds the updates made.
+    """
+
+    overlap: bool
+    _overlapping = False  # while `learn` runs with overlap=True
+    _acting = False
+
+    def get_env(self) -> VecEnv | None:
+        """The user's own environments, without the wrapper around them."""
+        return self.env.venv if isinstance(self.env, OverlapVecEnv) else self.env
+
+    def _start_overlapping(self) -> None:
+        """For ``overlap=True``, put a wrapper around the environments that makes the updates while they step."""
+        self._overlapping = self.overlap
+        if self.overlap:
+            if self.train_freq.unit == TrainFrequencyUnit.EPISODE:  # type: ignore[union-attr]
+                raise ValueError("overlap=True needs train_freq in steps: after an episode nothing is left to overlap with")
+            if not isinstance(self.env, OverlapVecEnv):
+                self.env = OverlapVecEnv(self.env)  # type: ignore[arg-type]
+
+    def _now_or_while_stepping(self, work: Callable[[], None]) -> None:
+        if self._overlapping and isinstance(self.env, OverlapVecEnv):
+            self.env.pending = work
+        else:
+            work()
+
+    def _finish_pending(self) -> None:
+        if isinstance(self.env, OverlapVecEnv):
+            self.env.finish()
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        self._finish_pending()
+        super().save(path, exclude, include)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        if not self._acting:
+            self._finish_pending()
+        return super().predict(observation, state, episode_start, deterministic)
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        self._acting = True  # the actions that overlap with the updates are chosen before them
+        try:
+            return super()._sample_action(*args, **kwargs)
+        finally:
+            self._acting = False

@@ -1,0 +1,151 @@
+"""
+Which numbers and which kernels the matrix products of an update use.
+
+Both are set for the updates only: acting, evaluation and everything else in the user's process stay as they were.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+PRECISIONS = ("fp32", "bf16")
+# Products with a shorter side are cheap, and they carry observations, actions and values: they stay in float32
+SHORTEST_HIDDEN_SIDE = 64
+# A kernel has to be this much faster to be taken, and at most this far from float64 (float32's own error is 4e-7)
+WORTHWHILE, ACCURATE = 1.2, 1e-6
+
+
+@contextmanager
+def hidden_products(network: nn.Module, numbers: str) -> Iterator[None]:
+    """
+    Inside, ``network`` multiplies its hidden layers' matrices in ``numbers``; the result of each product is float32.
+
+    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer
+    :param numbers: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
+        forward and backward. Weights, optimiser and losses stay float32
+    """
+    layers = [
+        module
+        for module in network.modules()
+        if numbers == "bf16" and type(module) is nn.Linear and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
+    ]
+    for layer in layers:
+        layer.forward = _bf16_linear(layer)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _bf16_linear(layer: nn.Linear) -> Callable[[th.Tensor], th.Tensor]:
+    def forward(inputs: th.Tensor) -> th.Tensor:
+        product = F.linear(inputs.bfloat16(), layer.weight.bfloat16()).to(inputs.dtype)
+        return product if layer.bias is None else product + layer.bias
+
+    return forward
+
+
+@contextmanager
+def matrix_kernels(choice: str) -> Iterator[None]:
+    """
+    Inside, float32 products use the kernels of ``torch.set_float32_matmul_precision(choice)``.
+
+    A user who has chosen other than torch's default keeps that choice.
+    """
+    before = th.get_float32_matmul_precision()
+    if choice == before or before != "highest":
+        yield
+        return
+    th.set_float32_matmul_precision(choice)
+    try:
+        yield
+    finally:
+        th.set_float32_matmul_precision(before)
+
+
+def fastest_matrix_kernels() -> str:
+    """
+    ``"medium"`` where that makes CPU products faster and not less accurate, else ``"highest"``.
+
+    On some AMD processors "medium" selects oneDNN's float32 kernel, at twice the speed of the default; on Intel
+    processors with AMX it rounds to bfloat16, which is declined. Measured once per processor and torch version
+    and kept in the user's cache folder, so that two runs of one seed cannot differ by a noisy measurement.
+    """
+    return _fastest_matrix_kernels(f"{_processor()}, torch {th.__version__}")
+
+
+@cache
+def _fastest_matrix_kernels(machine: str) -> str:
+    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sb3_td3x" / "matrix_kernels.json"
+    known = _read(file)
+    if machine not in known:
+        known[machine] = _probe()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            beside = file.with_suffix(f".{os.getpid()}")
+            beside.write_text(json.dumps(known, indent=1))
+            beside.replace(file)
+        except OSError:
+            pass  # measured again in the next process
+    return known[machine]
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        known = json.loads(file.read_text())
+        return {machine: choice for machine, choice in known.items() if choice in ("highest", "medium")}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _probe() -> str:
+    """Compare both kernels on two layers' products, on one thread and without touching any global generator."""
+    threads, before = th.get_num_threads(), th.get_float32_matmul_precision()
+    generator = th.Generator().manual_seed(0)
+    inputs = th.randn(256, 28, generator=generator)
+    first, second = th.randn(28, 400, generator=generator), th.randn(400, 300, generator=generator)
+    exact = inputs.double() @ first.double() @ second.double()
+    seconds, error = {}, {}
+    try:
+        th.set_num_threads(1)
+        for choice in ("highest", "medium"):
+            th.set_float32_matmul_precision(choice)
+            error[choice] = float(((inputs @ first @ second).double() - exact).norm() / exact.norm())
+            seconds[choice] = min(_seconds(inputs, first, second) for _ in range(20))
+    finally:
+        th.set_num_threads(threads)
+        th.set_float32_matmul_precision(before)
+    faster = seconds["highest"] / seconds["medium"] >= WORTHWHILE
+    return "medium" if faster and error["medium"] <= ACCURATE else "highest"
+
+
+def _seconds(inputs: th.Tensor, first: th.Tensor, second: th.Tensor) -> float:
+    """Forward and both backward products, a short one (observations) and a long one (hidden)."""
+    start = time.perf_counter()
+    hidden = inputs @ first
+    outputs = hidden @ second
+    hidden.t() @ outputs
+    inputs.t() @ (outputs @ second.t())
+    return time.perf_counter() - start
+
+
+def _processor() -> str:
+    """The processor's model, as precisely as the system tells it."""
+    names = ("model name", "cpu family", "model", "stepping")
+    try:
+        lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()]
+        found = {line[0].strip(): line[1].strip() for line in lines if len(line) == 2}
+        described = " ".join(found[name] for name in names if name in found)
+    except OSError:
+        described = ""
+    return f"{described or platform.processor() or platform.machine()}, {th.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,219 @@
+"""
+An update as a function of tensors alone: what a fast path records, compiles or captures.
+
+The functions of ``update.py`` run in it unchanged, on a policy whose parameters are exchanged for the function's inputs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
+from torch.optim.adam import adam
+
+from sb3_td3x import precision, update
+from sb3_td3x.update import Losses, UpdateSettings
+
+NETWORKS = ("critic", "actor")  # in the order in which an update moves them
+
+
+class State:
+    """What an update changes: all parameters and buffers of the policy, and the states of its optimisers."""
+
+    def __init__(self, policy: TD3Policy):
+        self.networks = [getattr(policy, name) for name in NETWORKS]
+        self.parameters = dict(policy.named_parameters())
+        self.named = {**self.parameters, **dict(policy.named_buffers())}
+        self.moments = {
+            parameter: _adam_state(network.optimizer, parameter)
+            for network in self.networks
+            for parameter in update.trainable(network)
+        }
+        self.tensors = [tensor.detach() for tensor in self.named.values()]
+        self.tensors += [tensor for state in self.moments.values() for tensor in state.values()]
+        self.shares_steps = all(
+            len({float(network.optimizer.state[parameter]["step"]) for parameter in update.trainable(network)}) <= 1
+            for network in self.networks
+        )
+        self._holders = [
+            part for module in policy.modules() for part in (module._parameters, module._buffers, module._modules)
+        ]
+        self._holders += [network.optimizer.state for network in self.networks] + list(self.moments.values())
+        self._contents = self._identities()
+
+    def is_current(self) -> bool:
+        """Whether these are still the tensors that the policy and its optimisers use."""
+        return self._contents == self._identities()
+
+    def _identities(self) -> list[int]:
+        """Of every parameter, buffer, module and moment: a look at them costs a tenth of collecting them anew."""
+        # `policy.to(...)` keeps a parameter and exchanges its memory
+        memory = [parameter.data_ptr() for parameter in self.parameters.values()]
+        trained = [int(parameter.requires_grad) for parameter in self.parameters.values()]
+        return [id(value) for holder in self._holders for value in holder.values()] + memory + trained
+
+    def constants(self, path: str) -> tuple[Any, ...]:
+        """What a program made from this state contains and does not read anew at every update."""
+        trained = [(parameter.requires_grad, parameter.dtype) for parameter in self.parameters.values()]
+        options = [tuple(_options(network.optimizer).items()) for network in self.networks]
+        addresses = [tensor.data_ptr() for tensor in self.tensors] if path == "cudagraph" else []
+        return (self.shares_steps, th.get_num_threads(), *trained, *options, *addresses)
+
+
+def _adam_state(optimizer: th.optim.Optimizer, parameter: nn.Parameter) -> dict[str, th.Tensor]:
+    """The state that torch's Adam keeps for a parameter, made in its format where there was no step yet."""
+    state = optimizer.state[parameter]
+    if not state:
+        state["step"] = th.zeros((), dtype=th.float32)
+        for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if optimizer.param_groups[0]["amsgrad"] else 2]:
+            state[name] = th.zeros_like(parameter, memory_format=th.preserve_format)
+    state["step"] = state["step"].to(parameter.device)  # a CUDA graph reads nothing from the host
+    return state
+
+
+def _options(optimizer: th.optim.Optimizer) -> dict[str, Any]:
+    """The optimiser's options as torch's ``adam`` takes them."""
+    group = optimizer.param_groups[0]
+    names = ("eps", "weight_decay", "amsgrad", "maximize")
+    return {
+        **{name: group[name] for name in names},
+        "beta1": float(group["betas"][0]),
+        "beta2": float(group["betas"][1]),
+        "decoupled_weight_decay": group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW),
+    }
+
+
+class RecordableUpdate:
+    """
+    One update as a function of tensors alone (``step``), so that it can be recorded.
+
+    It works on copies and, at the end, keeps them if every loss and gradient was finite in this update and the ones
+    before it; so one that is not finite changes nothing, without the host having to look.
+
+    ``step`` takes the state's tensors, the settings with both learning rates ``(6,)``, the fault so far (0 is none, n the n-th
+    of ``NETWORKS``), the noise and the batch's tensors; returns the fault, the critics' loss and, if due, the actor's.
+    """
+
+    def __init__(self, policy: TD3Policy, numbers: str, state: State, batch: ReplayBufferSamples, with_actor: bool):
+        self.policy, self.numbers, self.state, self.batch, self.with_actor = policy, numbers, state, batch, with_actor
+
+    def step(self, *inputs: th.Tensor) -> list[th.Tensor]:
+        kept, others = inputs[: len(self.state.tensors)], inputs[len(self.state.tensors) :]
+        moved = [tensor.clone() for tensor in kept]
+        rest = iter(moved)
+        stand_ins = {id(tensor): next(rest) for tensor in self.state.named.values()}
+        for parameter in self.state.parameters.values():
+            stand_ins[id(parameter)].requires_grad_(parameter.requires_grad)
+        moments = {
+            id(stand_ins[id(parameter)]): {key: next(rest) for key in state} for parameter, state in self.state.moments.items()
+        }
+        with th.enable_grad(), precision.hidden_products(self.policy, self.numbers), exchanged(self.policy, stand_ins):
+            losses, fault = self._update(moments, *others)
+        with th.no_grad():
+            for old, new in zip(kept, moved, strict=True):
+                old.copy_(th.where(fault == 0, new, old))
+        return [fault, *[loss for loss in losses if loss is not None]]
+
+    def _update(
+        self,
+        moments: dict[int, dict[str, th.Tensor]],
+        numbers: th.Tensor,
+        fault: th.Tensor,
+        noise: th.Tensor,
+        *tensors: th.Tensor,
+    ) -> tuple[Losses, th.Tensor]:
+        options = {name: _options(network.optimizer) for name, network in zip(NETWORKS, self.state.networks, strict=True)}
+        learning_rates = dict(zip(NETWORKS, numbers[len(UpdateSettings._fields) :], strict=True))
+        faults = [fault]
+
+        def descend(network: BaseModel, loss: th.Tensor, name: str) -> None:
+            parameters = update.trainable(network)
+            if not parameters:
+                return  # the user has frozen the whole network
+            found = th.autograd.grad(loss, parameters, allow_unused=True)
+            pairs = [
+                (parameter, gradient) for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None
+            ]
+            if not pairs:
+                return
+            good = update.is_finite(loss, [gradient for _, gradient in pairs])
+            faults[0] = th.where((faults[0] == 0) & ~good, NETWORKS.index(name) + 1, faults[0])
+            _adam_step(pairs, moments, learning_rates[name], options[name], self.state.shares_steps)
+
+        settings = UpdateSettings(*numbers[: len(UpdateSettings._fields)].to(noise.dtype))
+        batch = rebuilt(self.batch, tensors)
+        return update.make(self.policy, batch, noise, settings, self.with_actor, descend), faults[0]
+
+
+@contextmanager
+def exchanged(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> Iterator[None]:
+    """
+    Inside, other tensors stand in for ``network``'s parameters and buffers.
+
+    Unlike ``torch.func.functional_call`` this holds for a module that is part of two networks, such as a shared extractor.
+
+    :param stand_ins: by the ``id`` of what they stand in for
+    """
+    holders = [holder for module in network.modules() for holder in (module._parameters, module._buffers)]
+    before = [dict(holder) for holder in holders]
+    try:
+        for holder in holders:
+            holder.update({name: stand_ins[id(tensor)] for name, tensor in holder.items() if tensor is not None})  # type: ignore[misc]
+        yield
+    finally:
+        for holder, tensors in zip(holders, before, strict=True):
+            holder.update(tensors)  # type: ignore[arg-type]
+
+
+def _adam_step(
+    pairs: Sequence[tuple[th.Tensor, th.Tensor]],
+    moments: dict[int, dict[str, th.Tensor]],
+    learning_rate: th.Tensor,
+    options: dict[str, Any],
+    shares_steps: bool,
+) -> None:
+    """torch's own Adam on tensors alone; ``differentiable`` is its form that reads no number on the host."""
+    states = [moments[id(parameter)] for parameter, _ in pairs]
+    # In float32 1 - beta**step loses five digits. One count for all parameters: its powers are computed once
+    steps = [(states[0] if shares_steps else state)["step"].double() for state in states]
+    with th.no_grad():
+        adam(
+            [parameter for parameter, _ in pairs],
+            [gradient for _, gradient in pairs],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state],
+            steps,
+            foreach=False,
+            fused=False,
+            differentiable=True,
+            lr=learning_rate,
+            **options,
+        )
+        for state, step in zip(states, steps, strict=True):
+            state["step"].copy_(step)
+
+
+def flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
+    """A batch's tensors in a fixed order; a Dict observation counts as its parts."""
+    tensors: list[th.Tensor] = []
+    for part in batch:
+        if isinstance(part, dict):
+            tensors.extend(part.values())
+        elif part is not None:
+            tensors.append(part)
+    return tensors
+
+
+def rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:
+    """The inverse of ``flat``."""
+    rest = iter(tensors)
+    parts = [
+        {key: next(rest) for key in part} if isinstance(part, dict) else None if part is None else next(rest)
+        for part in template
+    ]
+    return type(template)(*parts)  # type: ignore[arg-type]  # no discounts is None

@@ -1,0 +1,423 @@
+"""
+The compiled path makes the plain path's updates up to rounding, whatever the policy, and says when it cannot.
+
+Compiling takes seconds per program, so the cases share their shapes wherever they can.
+"""
+
+import contextlib
+import json
+import random
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples
+from stable_baselines3.td3.policies import TD3Policy
+
+from sb3_td3x import TD3X, NonFiniteError, accelerate, precision
+from sb3_td3x.accelerate import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+
+pytestmark = pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+
+
+class NormalizedExtractor(BaseFeaturesExtractor):
+    """A user's own network with batch norm, whose statistics are part of what an update changes."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 5)
+        # No bias before batch norm: it has no effect, so Adam would only amplify its gradient's rounding
+        self.layers = th.nn.Sequential(th.nn.Linear(3, 5, bias=False), th.nn.BatchNorm1d(5), th.nn.Tanh())
+
+    def forward(self, observations):
+        return self.layers(observations)
+
+
+class DropoutExtractor(FlattenExtractor):
+    def forward(self, observations):
+        return th.nn.functional.dropout(super().forward(observations))
+
+
+class BranchingExtractor(FlattenExtractor):
+    def forward(self, observations):
+        return super().forward(observations * 2 if observations.mean() > 0 else observations)
+
+
+def noise(seed, size=8, dtype=th.float32):
+    return th.randn(size, 1, generator=th.Generator().manual_seed(seed)).to(dtype)
+
+
+def ready(path, **kwargs):
+    return without_output(model(accelerate=path, batch_size=8, **kwargs))
+
+
+def pair(**kwargs):
+    return ready("plain", **kwargs), ready("compiled", **kwargs)
+
+
+def train(algorithm, batches, first=0, **kwargs):
+    batches = list(batches)
+    feed(algorithm, batches, [noise(first + index, len(batch.rewards)) for index, batch in enumerate(batches)])
+    for batch in batches:
+        algorithm.train(1, len(batch.rewards))
+
+
+def optimiser_states(algorithm):
+    return {
+        f"{name} {index} {key}": value.clone()
+        for name in ("actor", "critic")
+        for index, state in getattr(algorithm, name).optimizer.state_dict()["state"].items()
+        for key, value in state.items()
+    }
+
+
+def assert_equal(plain, compiled, rtol=1e-5, atol=1e-7):
+    for left, right in ((weights(plain), weights(compiled)), (optimiser_states(plain), optimiser_states(compiled))):
+        assert left.keys() <= right.keys()
+        # Moments that no gradient has reached yet are zeros on the compiled path and absent on the plain one
+        left = {name: left.get(name, th.zeros_like(value)) for name, value in right.items()}
+        for name in left:
+            th.testing.assert_close(
+                right[name], left[name], rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+def programs(algorithm):
+    return algorithm._update_maker().programs_made
+
+
+def test_equal_after_one_update_and_bounded_after_fifty():
+    plain, compiled = pair()
+    for update in range(2):
+        for algorithm in (plain, compiled):
+            train(algorithm, [random_batch(update)], first=update)
+        assert_equal(plain, compiled)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(seed) for seed in range(2, 50)], first=2)
+    # Rounding grows with the updates; the bound is the documented one
+    assert_equal(plain, compiled, rtol=1e-3, atol=1e-5)
+    assert plain.logger.name_to_value["train/critic_loss"] == pytest.approx(
+        compiled.logger.name_to_value["train/critic_loss"], rel=1e-4
+    )
+
+
+def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
+    compiled = ready("compiled", learning_rate=lambda progress: 1e-3 * progress)
+    for update in range(200):
+        compiled._current_progress_remaining = 1 - update / 400
+        compiled.gamma, compiled.tau = 0.9 + update / 4000, 0.005 + update / 40000
+        compiled.target_policy_noise, compiled.target_noise_clip = 0.1 + update / 1000, 0.4 + update / 1000
+        train(compiled, [random_batch(update, batch=5 if update == 150 else 8)], first=update)
+    assert compiled._n_updates == 200
+    assert programs(compiled) == 2
+    compiled.set_parameters(compiled.get_parameters())
+    train(compiled, [random_batch(seed) for seed in range(4)])
+    assert programs(compiled) == 2
+
+    compiled.save(tmp_path / "model")
+    loaded = without_output(TD3X.load(tmp_path / "model", env=LineEnv()))
+    train(loaded, [random_batch(seed) for seed in range(4)])
+    assert programs(loaded) == 2
+
+
+def test_a_batch_of_another_size_is_updated_with_too():
+    plain, compiled = pair()
+    sizes = (8, 8, 5, 8, 8)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(seed, batch=size) for seed, size in enumerate(sizes)])
+    assert_equal(plain, compiled, rtol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["plain", "compiled"])
+def test_a_zip_saved_on_one_path_goes_on_on_the_other(tmp_path, first):
+    second = {"plain": "compiled", "compiled": "plain"}[first]
+    stays, moves = ready(first), ready(first)
+    for algorithm in (stays, moves):
+        train(algorithm, [random_batch(seed) for seed in range(4)])
+    moves.save(tmp_path / "model")
+    moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv(), accelerate=second))
+    for algorithm in (stays, moves):
+        train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
+    assert_equal(stays, moves, rtol=1e-4)
+
+
+def test_a_compiled_models_zip_goes_on_in_sb3s_td3(tmp_path):
+    compiled = ready("compiled")
+    train(compiled, [random_batch(seed) for seed in range(4)])
+    compiled.save(tmp_path / "model")
+    theirs = TD3.load(tmp_path / "model", env=LineEnv())
+    assert largest_difference(weights(theirs), weights(compiled)) == 0
+    assert theirs.critic.optimizer.state_dict()["state"][0]["step"] == 4
+    theirs.learn(40, reset_num_timesteps=False)
+
+
+def test_freezing_a_layer_during_training_is_heeded():
+    plain, compiled = pair(policy_delay=1)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(seed) for seed in range(2)])
+        algorithm.actor.mu[0].weight.requires_grad_(False)
+        frozen = algorithm.actor.mu[0].weight.clone()
+        train(algorithm, [random_batch(seed) for seed in range(2, 4)], first=2)
+        assert th.equal(algorithm.actor.mu[0].weight, frozen)
+    assert_equal(plain, compiled, rtol=1e-4)
+
+
+EVERY_UPDATE = {"policy_delay": 1}  # one program instead of two
+POLICIES = {
+    "three critics": {"policy_kwargs": {**SMALL, "n_critics": 3}},
+    "adamw with amsgrad": {
+        "policy_kwargs": {
+            **SMALL, "optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"amsgrad": True, "weight_decay": 0.1}
+        }
+    },
+    "a custom extractor with batch norm": {"policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor}},
+    "a shared extractor": {
+        "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor, "share_features_extractor": True}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kwargs", POLICIES.values(), ids=POLICIES)
+def test_equal_for_policies_of_every_kind(kwargs):
+    plain, compiled = pair(**kwargs, **EVERY_UPDATE)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(0)])
+    assert_equal(plain, compiled, atol=1e-6)
+    assert programs(compiled) == 1
+
+
+def test_equal_for_dict_and_image_observations():
+    space = spaces.Dict({"image": spaces.Box(0, 255, (1, 36, 36), np.uint8), "vector": spaces.Box(-10, 10, (3,))})
+    plain, compiled = (
+        ready(path, env=LineEnv(space), policy="MultiInputPolicy", **EVERY_UPDATE) for path in ("plain", "compiled")
+    )
+
+    def observation(seed):
+        flat = random_batch(seed).observations
+        image = th.as_tensor(np.random.default_rng(seed).integers(0, 255, (8, 1, 36, 36)), dtype=th.uint8)
+        return {"image": image, "vector": flat}
+
+    batch = random_batch(0)
+    batch = DictReplayBufferSamples(observation(0), batch.actions, observation(1), batch.dones, batch.rewards)
+    for algorithm in (plain, compiled):
+        feed(algorithm, [batch], [noise(0)])
+        algorithm.train(1, 8)
+    assert_equal(plain, compiled, atol=1e-5)
+    assert programs(compiled) == 1
+
+
+def test_equal_for_n_step_returns():
+    plain, compiled = pair(n_steps=3, **EVERY_UPDATE)
+    batch = random_batch(0)._replace(discounts=th.full((8, 1), 0.9**3))
+    for algorithm in (plain, compiled):
+        train(algorithm, [batch])
+    assert_equal(plain, compiled)
+
+
+def test_policies_that_cannot_be_one_program_are_declined_with_the_reason():
+    for extractor, reason in ((DropoutExtractor, "random"), (BranchingExtractor, "recorded as one program")):
+        kwargs = {"policy_kwargs": {**SMALL, "features_extractor_class": extractor}}
+        with pytest.raises(CannotAccelerate, match=reason):
+            train(ready("compiled", **kwargs), [random_batch(0)])
+
+
+def test_auto_makes_plain_updates_where_no_program_can_be_made(capsys):
+    kwargs = {"policy_kwargs": {**SMALL, "features_extractor_class": DropoutExtractor}, "verbose": 1}
+    algorithm = model(**kwargs)
+    algorithm.learn(0)
+    algorithm.update_path = "compiled"
+    algorithm.learn(30, reset_num_timesteps=False)
+    assert algorithm._n_updates > 0
+    assert capsys.readouterr().out.count("accelerate: plain (the policy draws random numbers") == 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}, "SGD is not torch's Adam"),
+        ({"cls": TD3X, "policy": TD3Policy}, None),
+    ],
+)
+def test_an_optimiser_that_is_not_adam_is_declined(kwargs, reason):
+    if reason is None:  # SB3's own class is replaced by ours, which can be compiled
+        assert model(accelerate="compiled", **kwargs).accelerate == "compiled"
+        return
+    with pytest.raises(CannotAccelerate, match=reason):
+        model(accelerate="compiled", **kwargs)
+    assert choose("auto", model(**kwargs).policy, 1e9) == ("plain", f"the optimiser {reason} or AdamW")
+
+
+def test_a_policy_class_that_is_not_ours_is_updated_on_the_plain_path():
+    class Own(TD3Policy):
+        pass
+
+    path, reason = choose("auto", model(policy=Own).policy, 1e9)
+    assert path == "plain"
+    assert "Own is not a TD3XPolicy" in reason
+
+
+class TestChoosing:
+    def test_short_runs_do_not_pay_for_compiling(self):
+        policy = model().policy
+        assert choose("auto", policy, WORTH_COMPILING - 1)[0] == "plain"
+        assert choose("auto", policy, WORTH_COMPILING)[0] == "compiled"
+
+    def test_it_is_chosen_once_per_run_and_said_once(self, capsys):
+        algorithm = model(verbose=1)
+        algorithm.learn(30)
+        algorithm.learn(30, reset_num_timesteps=False)
+        assert algorithm.update_path == "plain"
+        assert capsys.readouterr().out.count("accelerate: plain (20 updates ahead do not pay") == 1
+
+    def test_a_run_that_goes_on_stays_on_its_path(self, tmp_path):
+        algorithm = model().learn(30)
+        algorithm.save(tmp_path / "model")
+        assert TD3X.load(tmp_path / "model").update_path == "plain"
+        assert choose("auto", algorithm.policy, 0, chosen_before="compiled") == ("compiled", "as before")
+
+    def test_no_compiler_is_a_reason(self, monkeypatch):
+        monkeypatch.setattr(accelerate, "_has_compiler", lambda: False)
+        assert "no C++ compiler" in choose("auto", model().policy, 1e9)[1]
+        with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
+            model(accelerate="compiled")
+
+    def test_a_cuda_graph_needs_cuda(self):
+        with pytest.raises(ValueError, match="needs a CUDA device"):
+            model(accelerate="cudagraph")
+
+    @pytest.mark.parametrize("name", ["accelerate", "precision"])
+    def test_unknown_words_are_refused(self, name):
+        with pytest.raises(ValueError, match=f"{name} must be one of"):
+            model(**{name: "fastest"})
+
+
+@pytest.mark.parametrize("path", ["plain", "compiled"])
+@pytest.mark.parametrize("network", ["critic", "actor"])
+def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network):
+    algorithm = ready(path)
+    batches = [random_batch(seed) for seed in range(6)]
+    train(algorithm, batches[:2])
+    healthy, moments = weights(algorithm), optimiser_states(algorithm)
+    if network == "critic":
+        batches[2].rewards[3] = np.inf
+    else:  # finite in the critics' step, which uses the actor's target only
+        algorithm.actor.mu[0].weight.data[0, 0] = healthy["actor.mu.0.weight"][0, 0] = np.inf
+        algorithm._n_updates = 3
+    first_bad = algorithm._n_updates + 1
+    feed(algorithm, batches[2:], [noise(seed) for seed in range(2, 6)])
+    with pytest.raises(NonFiniteError, match=f"{network} loss or its gradient is not finite at update {first_bad}"):
+        algorithm.train(4, 8)
+    assert algorithm._n_updates == first_bad - 1
+    for name, value in weights(algorithm).items():
+        assert th.equal(value, healthy[name]), name
+    for name, value in optimiser_states(algorithm).items():
+        assert th.equal(value, moments[name]), name
+
+
+def test_updates_before_the_bad_one_in_a_series_are_kept():
+    series, alone = ready("compiled"), ready("compiled")
+    batches = [random_batch(seed) for seed in range(4)]
+    batches[2].rewards[0] = np.nan
+    train(alone, batches[:2])
+    feed(series, batches, [noise(seed) for seed in range(4)])
+    with pytest.raises(NonFiniteError, match="update 3"):
+        series.train(4, 8)
+    assert series._n_updates == 2
+    assert largest_difference(weights(series), weights(alone)) == 0
+
+
+def test_making_programs_draws_no_random_number():
+    compiled = ready("compiled")
+    before = th.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    train(compiled, [random_batch(seed) for seed in range(2)])
+    assert programs(compiled) == 2
+    assert th.equal(before[0], th.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_a_seed_gives_one_compiled_run():
+    runs = [model(accelerate="compiled", batch_size=8).learn(60) for _ in range(2)]
+    assert largest_difference(weights(runs[0]), weights(runs[1])) == 0
+
+
+class TestPrecision:
+    def test_bf16_rounds_hidden_products_in_updates_only(self):
+        wide = {"policy_kwargs": {"net_arch": [64, 64]}}
+        exact, rounded = ready("plain", **wide), ready("plain", precision="bf16", **wide)
+        observation = random_batch(0).observations.numpy()
+        np.testing.assert_array_equal(exact.predict(observation)[0], rounded.predict(observation)[0])
+        for algorithm in (exact, rounded):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        difference = largest_difference(weights(exact), weights(rounded))
+        assert 1e-7 < difference < 5e-3  # Adam's first steps are lr (1e-3) long, whatever the gradient's size
+        for name, value in weights(rounded).items():
+            assert value.dtype == th.float32, name
+        assert "forward" not in vars(rounded.actor.mu[2])
+
+    def test_short_layers_stay_in_float32(self):
+        exact, rounded = ready("plain"), ready("plain", precision="bf16")
+        for algorithm in (exact, rounded):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        assert largest_difference(weights(exact), weights(rounded)) == 0
+
+    def test_the_users_matrix_kernels_are_put_back_also_after_an_error(self):
+        with contextlib.suppress(KeyError), precision.matrix_kernels("medium"):
+            assert th.get_float32_matmul_precision() == "medium"
+            raise KeyError
+        assert th.get_float32_matmul_precision() == "highest"
+
+    def test_a_user_who_chose_kernels_keeps_them(self):
+        th.set_float32_matmul_precision("high")
+        try:
+            with precision.matrix_kernels("medium"):
+                assert th.get_float32_matmul_precision() == "high"
+        finally:
+            th.set_float32_matmul_precision("highest")
+
+    def test_the_fastest_kernels_are_measured_once_per_processor(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        measured = []
+        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "medium")
+        for _ in range(2):
+            precision._fastest_matrix_kernels.cache_clear()
+            assert precision.fastest_matrix_kernels() == "medium"
+        assert measured == [1]
+        (tmp_path / "sb3_td3x" / "matrix_kernels.json").write_text(json.dumps({"this": "is damaged"})[:-3])
+        precision._fastest_matrix_kernels.cache_clear()
+        assert precision.fastest_matrix_kernels() == "medium"
+        precision._fastest_matrix_kernels.cache_clear()
+
+    def test_measuring_leaves_threads_kernels_and_generators_alone(self):
+        before = th.get_num_threads(), th.get_float32_matmul_precision(), th.get_rng_state()
+        assert precision._probe() in ("highest", "medium")
+        assert before[:2] == (th.get_num_threads(), th.get_float32_matmul_precision())
+        assert th.equal(before[2], th.get_rng_state())
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="no CUDA device on this machine")
+def test_cuda_graph_makes_the_plain_updates():
+    kwargs = {"batch_size": 8, "buffer_size": 1000, "policy_kwargs": SMALL, "seed": 0, "device": "cuda"}
+    plain, graphed = (
+        without_output(TD3X("MlpPolicy", LineEnv(), accelerate=path, **kwargs)) for path in ("plain", "cudagraph")
+    )
+    batches = [
+        type(batch)(*[None if part is None else part.cuda() for part in batch])
+        for batch in (random_batch(seed) for seed in range(50))
+    ]
+    for algorithm in (plain, graphed):
+        feed(algorithm, batches, [noise(seed).cuda() for seed in range(50)])
+        algorithm.train(50, 8)
+    assert programs(graphed) == 2
+    assert_equal(plain, graphed, rtol=1e-3, atol=1e-5)
+
+
+def test_the_fast_path_belongs_to_its_policy():
+    algorithm = ready("compiled")
+    assert isinstance(algorithm._update_maker(), FastUpdate)
+    before = algorithm._update_maker()
+    assert algorithm._update_maker() is before
+    algorithm.policy = model().policy
+    assert algorithm._update_maker() is not before

@@ -1,0 +1,131 @@
+"""``overlap=True``: updates run while environments in other processes step; all else happens as before."""
+
+import numpy as np
+import pytest
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
+
+from sb3_td3x import TD3X
+from sb3_td3x.replay import stored_transitions
+from tests.tools import LineEnv, largest_difference, model, weights
+
+
+@pytest.fixture
+def processes():
+    made = []
+
+    def make(n_envs=2):
+        made.append(SubprocVecEnv([LineEnv] * n_envs, start_method="fork"))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+class Recorder(VecEnvWrapper):
+    """Notes when actions are sent and results are fetched."""
+
+    def __init__(self, venv, events):
+        super().__init__(venv)
+        self.events = events
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_async(self, actions):
+        self.events.append("send actions")
+        self.venv.step_async(actions)
+
+    def step_wait(self):
+        self.events.append("wait")
+        return self.venv.step_wait()
+
+
+def record_updates(algorithm, events):
+    train = algorithm._train
+    algorithm._train = lambda *args: (events.append(("update", stored_transitions(algorithm.replay_buffer))), train(*args))
+
+
+def test_updates_run_between_sending_actions_and_waiting_with_the_same_transitions_as_without(processes):
+    order = {}
+    for overlap in (False, True):
+        events = []
+        algorithm = model(Recorder(processes(), events), overlap=overlap, gradient_steps=-1)
+        record_updates(algorithm, events)
+        algorithm.learn(40)
+        order[overlap] = events
+        assert algorithm._n_updates == 40 - 10  # none in the first ten steps, and the last is not forgotten
+    seen = {overlap: [event for event in events if event[0] == "update"] for overlap, events in order.items()}
+    assert seen[True] == seen[False]
+    first = order[True].index(seen[True][0])
+    assert order[True][first - 1 : first + 2] == ["send actions", seen[True][0], "wait"]
+    first = order[False].index(seen[False][0])
+    assert order[False][first - 1 : first + 2] == ["wait", seen[False][0], "send actions"]
+
+
+def test_a_seed_gives_one_run(processes):
+    runs = [model(processes(), overlap=True).learn(60) for _ in range(2)]
+    assert largest_difference(weights(runs[0]), weights(runs[1])) == 0
+
+
+class AtRolloutStart(BaseCallback):
+    """Looks at the model when an update is pending."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def _on_rollout_start(self):
+        self.seen.append((self.look(self.model), self.model._n_updates))
+
+    def _on_step(self):
+        return True
+
+
+def test_saving_and_predicting_find_the_pending_update_made(processes, tmp_path):
+    def saved(algorithm):
+        algorithm.save(tmp_path / "model")
+        return TD3X.load(tmp_path / "model")._n_updates
+
+    def predicted(algorithm):
+        algorithm.predict(np.zeros((1, 3), np.float32))
+
+    for look in (saved, predicted):
+        callback = AtRolloutStart(look)
+        model(processes(1), overlap=True).learn(30, callback)
+        assert [updates for _, updates in callback.seen] == [0] * 11 + list(range(1, 20))
+        assert all(look is predicted or value == updates for value, updates in callback.seen)
+
+
+def test_it_works_with_normalisation_and_evaluation(processes):
+    env = VecNormalize(processes())
+    algorithm = model(env, overlap=True)
+    evaluation = EvalCallback(VecNormalize(DummyVecEnv([LineEnv]), training=False), eval_freq=20, verbose=0, warn=False)
+    algorithm.learn(100, evaluation)
+    assert np.isfinite(evaluation.last_mean_reward)
+    assert algorithm.get_env() is env
+    before = weights(algorithm)
+    algorithm.train(1, 16)  # outside of `learn` there is nothing to overlap with
+    assert largest_difference(before, weights(algorithm)) > 0
+
+
+def test_switching_it_off_for_a_later_learn_is_heeded(processes):
+    events = []
+    algorithm = model(Recorder(processes(), events), overlap=True).learn(20)
+    algorithm.overlap = False
+    events.clear()
+    record_updates(algorithm, events)
+    algorithm.learn(20, reset_num_timesteps=False)
+    assert events[1] == "wait"
+    assert events[2][0] == "update"
+
+
+def test_environments_in_this_process_are_refused():
+    with pytest.raises(ValueError, match="SubprocVecEnv"):
+        model(overlap=True).learn(20)
+
+
+def test_training_after_episodes_is_refused(processes):
+    with pytest.raises(ValueError, match="train_freq in steps"):
+        model(processes(1), overlap=True, train_freq=(1, "episode")).learn(20)

@@ -81,7 +81,7 @@ def fastest_matrix_kernels() -> str:
     processors with AMX it rounds to bfloat16, which is declined. Measured once per processor and torch version
     and kept in the user's cache folder, so that two runs of one seed cannot differ by a noisy measurement.
     """
-    return _fastest_matrix_kernels(f"{_processor()}, torch {th.__version__}")
+    return _fastest_matrix_kernels(f"{processor()}, torch {th.__version__}")
 
 
 @cache
@@ -139,7 +139,7 @@ def _seconds(inputs: th.Tensor, first: th.Tensor, second: th.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model, as precisely as the system tells it."""
     names = ("model name", "cpu family", "model", "stepping")
     try:

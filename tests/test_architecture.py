@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "replay", "policies", "update", "recordable",
     "accelerate", "overlap", "modelfile", "loading", "td3x",
-    "presets", "rundir", "environments", "curves", "film", "experiment", "cli", "__main__",
+    "presets", "rundir", "environments", "curves", "film", "experiment", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -1,0 +1,155 @@
+"""
+The figures of docs/speed.md: updates, whole ``learn`` steps and memory, each in a process of its own pinned to its cores.
+
+Usage: ``python benchmarks/speed.py [updates] [walker] [memory] [--only TEXT]`` on a quiet machine. What is measured
+already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from results import versions
+
+RESULTS = Path(__file__).parent / "results" / "speed"
+# The table of targets, then one factor at a time around its second column
+TARGETS = [{"batch": batch, "threads": threads} for threads in (1, 2) for batch in (100, 256)]
+GROWTH = [
+    {"batch": 1024},
+    {"net": "256,256"},
+    {"net": "1024,1024"},
+    {"observations": 376, "actions": 17},
+    {"critics": 1},
+    {"critics": 4},
+    {"buffer": 10_000},
+    {"buffer": 1_000_000},
+]
+WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]
+ALGORITHMS = {"SB3 TD3": {}, "TD3X plain": {"accelerate": "plain"}, "TD3X compiled": {"accelerate": "compiled"}}
+
+
+def pinned(command: list[str], threads: int) -> None:
+    """Run a command on the first ``threads`` cores."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    subprocess.run(
+        command,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+
+
+def name_of(kind: str, case: dict) -> str:
+    return "_".join([kind, *(f"{key}-{str(value).replace(',', 'x')}" for key, value in case.items())])
+
+
+def measure_updates(case: dict, out: Path) -> None:
+    options = [text for key, value in case.items() for text in (f"--{key}", str(value))]
+    pinned([sys.executable, "-m", "sb3_td3x", "bench", *options, "--out", str(out)], case.get("threads", 1))
+
+
+def build(name: str, env, batch: int, buffer_size: int = 100_000):
+    import torch as th
+    from stable_baselines3 import TD3
+
+    from sb3_td3x import TD3X
+
+    th.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    arguments = {"learning_rate": 7e-4, "gamma": 0.98, "learning_starts": 100, "seed": 0, "device": "cpu"}
+    algorithm = TD3 if name == "SB3 TD3" else TD3X
+    return algorithm("MlpPolicy", env, batch_size=batch, buffer_size=buffer_size, **arguments, **ALGORITHMS[name])
+
+
+def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
+    """Milliseconds per step of ``learn`` without evaluation on PyBullet's walker, the algorithms taking turns."""
+    from sb3_td3x import environments
+
+    environments.require_registered("Walker2DBulletEnv-v0")
+    models = {
+        name: build(name, environments.build("Walker2DBulletEnv-v0", 0, environments.TRAINING), batch) for name in ALGORITHMS
+    }
+    for model in models.values():
+        model.learn(300)
+    taken = {name: [] for name in models}
+    for _ in range(repeats):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.learn(steps, reset_num_timesteps=False)
+            taken[name].append((time.perf_counter() - start) / steps * 1e3)
+    rows = [
+        {
+            "name": name,
+            "ms": round(median(values), 3),
+            "times_sb3": round(median(a / b for a, b in zip(taken["SB3 TD3"], values, strict=True)), 2),
+        }
+        for name, values in taken.items()
+    ]
+    write(out, {"batch": batch, "threads": 1, "rows": rows})
+
+
+def memory(name: str, out: Path) -> None:
+    """Resident memory of one model after 300 updates, with SB3's default buffer of a million transitions; MB."""
+    cache = tempfile.TemporaryDirectory()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name  # the compiler has to run
+    from sb3_td3x.speed import Case, NoWorld
+
+    model = build(name, NoWorld(Case()), 256, buffer_size=1_000_000)
+    model.learn(100)
+    before = resident()
+    model.learn(300, reset_num_timesteps=False)
+    peaks = {
+        f"peak_of_{of}": round(resource.getrusage(who).ru_maxrss / 1e3, 1)
+        for of, who in (("process", resource.RUSAGE_SELF), ("compiler", resource.RUSAGE_CHILDREN))
+    }
+    write(out, {"name": name, "before_updates": before, "after_updates": resident(), **peaks})
+
+
+def resident() -> float:
+    """MB of memory in use now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+
+
+def write(out: Path, figures: dict) -> None:
+    out.write_text(json.dumps({"versions": versions(), **figures}, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=["updates", "walker", "memory"], help="updates, walker, memory")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # one measurement, in this process
+    args = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if args.child:
+        kind, value = args.kinds[0], args.child[0]
+        return walker(int(value), Path(args.child[1])) if kind == "walker" else memory(value, Path(args.child[1]))
+
+    cases = {
+        "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
+        "walker": WALKER,
+        "memory": [{"name": name} for name in ALGORITHMS],
+    }
+    for kind in args.kinds:
+        for case in cases[kind]:
+            out = RESULTS / f"{name_of(kind, case).replace(' ', '-')}.json"
+            if out.exists() or args.only not in out.name:
+                continue
+            print(out.stem, flush=True)
+            if kind == "updates":
+                measure_updates(case, out)
+            else:
+                value = str(case["batch"] if kind == "walker" else case["name"])
+                pinned([sys.executable, __file__, kind, "--child", value, str(out)], threads=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""``td3x bench``: how fast updates are on this machine."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def command(
+    batch: Annotated[int, typer.Option(help="transitions per update")] = 256,
+    net: Annotated[str, typer.Option(help="hidden layers")] = "400,300",
+    observations: Annotated[int, typer.Option(help="numbers in an observation")] = 22,
+    actions: Annotated[int, typer.Option(help="numbers in an action")] = 6,
+    critics: Annotated[int, typer.Option(help="number of critics")] = 2,
+    buffer: Annotated[int, typer.Option(help="transitions in the replay buffer")] = 100_000,
+    threads: Annotated[int, typer.Option(help="torch threads")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="turns of each contender")] = 11,
+    out: Annotated[Path | None, typer.Option(help="write the figures as JSON")] = None,
+) -> None:
+    """Measure updates: TD3X's paths beside SB3's TD3 (and SBX's, if installed). A minute or two."""
+    import torch as th
+
+    from sb3_td3x import speed
+    from sb3_td3x.experiment import require_device
+    from sb3_td3x.precision import processor
+    from sb3_td3x.settings import whole
+
+    require_device(device)
+    sizes = {"batch_size": batch, "observations": observations, "actions": actions}
+    sizes |= {"n_critics": critics, "buffer_size": buffer}
+    layers = tuple(whole("net", part, minimum=1) for part in map(_number, net.split(",")))
+    case = speed.Case(net_arch=layers, **{name: whole(name, value, minimum=1) for name, value in sizes.items()})
+    th.set_num_threads(whole("threads", threads, minimum=1))
+    console = Console()
+    console.print(f"batch {batch}, net {net}, threads {threads}, {device}; compiling first …")
+    rows = speed.summary(speed.compare(case, device, whole("repeats", repeats, minimum=1)))
+    console.print(_table(rows))
+    if out is not None:
+        facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}
+        figures = {**facts, "threads": threads, "device": device, "case": vars(case), "rows": rows}
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--net needs layer sizes such as 400,300, not {text!r}") from None
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("one update")
+    for heading in ("ms", "fastest", "slowest", "times SB3", "share of the floor"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["name"], f"{row['ms']:.2f}", f"{row['fastest']:.2f}", f"{row['slowest']:.2f}",
+            f"{row['times_sb3']:.2f}", f"{row['share_of_floor']:.0%}",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,203 @@
+"""
+How long an update takes: TD3X's paths, SB3's ``TD3``, SBX's where it is installed, and the bare matrix products.
+
+All are measured in one process in turns, so that their ratios hold on a machine whose speed changes by the minute.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from sb3_td3x.accelerate import choose
+from sb3_td3x.td3x import TD3X
+
+BASELINE = "SB3 TD3"
+SBX = "SBX TD3 (JAX)"
+FLOOR = "matrix products alone"
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    The size of the work.
+
+    :param batch_size: transitions per update
+    :param net_arch: hidden layers of actor and critics
+    :param observations: numbers in an observation
+    :param actions: numbers in an action
+    :param n_critics: critics, where the algorithm lets them be chosen
+    :param buffer_size: transitions in the full replay buffer
+    """
+
+    batch_size: int = 256
+    net_arch: tuple[int, ...] = (400, 300)
+    observations: int = 22
+    actions: int = 6
+    n_critics: int = 2
+    buffer_size: int = 100_000
+
+
+class NoWorld(gym.Env):
+    """Costs nothing: what is measured is the algorithm."""
+
+    def __init__(self, case: Case):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (case.observations,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (case.actions,), np.float32)
+        self._observation = np.zeros(case.observations, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return self._observation, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self._observation, 0.0, False, False, {}
+
+
+def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]:
+    """
+    What can be measured here, by name; each call makes one update (for the products: the average one of two).
+
+    :param device: ``"cpu"`` or ``"cuda"``
+    """
+    paths = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled", "cudagraph")}
+    paths |= {f"{name}, bf16": {**path, "precision": "bf16"} for name, path in paths.items()}
+    found = {BASELINE: _updates(_model(TD3, case, device), case)}
+    for name, settings in paths.items():
+        model = _model(TD3X, case, device)
+        try:
+            choose(settings["accelerate"], model.policy)  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        for key, value in settings.items():
+            setattr(model, key, value)
+        found[name] = _updates(model, case)
+    if find_spec("sbx") is not None and device == "cpu":
+        from sbx import TD3 as JaxTD3
+
+        found[SBX] = _updates(_model(JaxTD3, case, device), case)
+    found[FLOOR] = _matrix_products(case, device)
+    return found
+
+
+def compare(case: Case, device: str = "cpu", repeats: int = 11, updates: int = 40) -> dict[str, list[float]]:
+    """
+    Milliseconds per update of all contenders, one number per repeat.
+
+    :param repeats: times that every contender has its turn
+    :param updates: made in one turn
+    """
+    entrants = contenders(case, device)
+    for update in entrants.values():
+        _milliseconds(update, 10, device)  # compiles, and settles caches
+    taken: dict[str, list[float]] = {name: [] for name in entrants}
+    for _ in range(repeats):
+        for name, update in entrants.items():
+            taken[name].append(_milliseconds(update, updates, device))
+    return taken
+
+
+def summary(taken: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Per contender the median time, the fastest and slowest turn, the median ratio to SB3's and the share of the floor."""
+
+    def ratio(name: str, other: str) -> float:
+        return round(median(a / b for a, b in zip(taken[other], taken[name], strict=True)), 2)
+
+    return [
+        {
+            "name": name,
+            "ms": round(median(values), 3),
+            "fastest": round(min(values), 3),
+            "slowest": round(max(values), 3),
+            "times_sb3": ratio(name, BASELINE),
+            "share_of_floor": ratio(name, FLOOR),
+        }
+        for name, values in taken.items()
+    ]
+
+
+def _milliseconds(update: Callable[[], None], updates: int, device: str) -> float:
+    start = time.perf_counter()
+    for _ in range(updates):
+        update()
+    if device != "cpu":
+        th.cuda.synchronize()
+    return (time.perf_counter() - start) / updates * 1e3
+
+
+def _model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str) -> OffPolicyAlgorithm:
+    kwargs: dict[str, Any] = {"net_arch": list(case.net_arch), "n_critics": case.n_critics}
+    model = algorithm(
+        "MlpPolicy", NoWorld(case), learning_rate=1e-3, buffer_size=case.buffer_size, batch_size=case.batch_size,
+        tau=0.005, gamma=0.99, policy_kwargs=kwargs, seed=0, device=device,
+    )  # fmt: skip
+    model.set_logger(Logger(None, []))
+    random = np.random.default_rng(0)
+    for name in ("observations", "next_observations", "actions", "rewards"):
+        random.standard_normal(out=getattr(model.replay_buffer, name), dtype=np.float32)
+    np.clip(model.replay_buffer.actions, -1, 1, out=model.replay_buffer.actions)  # type: ignore[union-attr]
+    model.replay_buffer.full = True  # type: ignore[union-attr]
+    return model
+
+
+def _updates(model: OffPolicyAlgorithm, case: Case) -> Callable[[], None]:
+    return lambda: model.train(1, case.batch_size)
+
+
+def _matrix_products(case: Case, device: str) -> Callable[[], None]:
+    """All products that an update cannot do without, into memory that is there already: the floor of its time."""
+    actor = _products(case, [case.observations, *case.net_arch, case.actions], device)
+    critics = [_products(case, [case.observations + case.actions, *case.net_arch, 1], device) for _ in range(case.n_critics)]
+    calls = 0
+
+    def update() -> None:
+        nonlocal calls
+        for network in (actor, *critics, *critics):  # the targets' values and the critics' own
+            _forward(network)
+        for network in critics:
+            _backward(network)
+        calls += 1
+        if calls % 2 == 0:
+            _forward(actor)
+            _forward(critics[0])
+            _backward(critics[0], weights=False, inputs=True)
+            _backward(actor)
+
+    return update
+
+
+def _products(case: Case, sizes: list[int], device: str) -> list[dict[str, th.Tensor]]:
+    rows = case.batch_size
+    return [
+        {
+            "weight": th.randn(outs, ins, device=device), "bias": th.randn(outs, device=device),
+            "inputs": th.randn(rows, ins, device=device), "outputs": th.randn(rows, outs, device=device),
+            "weight_gradient": th.empty(outs, ins, device=device), "input_gradient": th.empty(rows, ins, device=device),
+            "result": th.empty(rows, outs, device=device),
+        }
+        for ins, outs in pairwise(sizes)
+    ]  # fmt: skip
+
+
+def _forward(network: list[dict[str, th.Tensor]]) -> None:
+    for layer in network:
+        th.addmm(layer["bias"], layer["inputs"], layer["weight"].t(), out=layer["result"])
+
+
+def _backward(network: list[dict[str, th.Tensor]], weights: bool = True, inputs: bool = False) -> None:
+    for index in reversed(range(len(network))):
+        layer = network[index]
+        if weights:
+            th.mm(layer["outputs"].t(), layer["inputs"], out=layer["weight_gradient"])
+        if index or inputs:
+            th.mm(layer["outputs"], layer["weight"], out=layer["input_gradient"])

@@ -1,0 +1,73 @@
+"""Memory is taken when it is filled, and a layer's mode is switched only where it matters."""
+
+from pathlib import Path
+
+import pytest
+import torch as th
+
+from sb3_td3x import TD3X
+from tests.tools import SMALL, LineEnv, model
+
+STATM = Path("/proc/self/statm")
+
+
+def resident_megabytes():
+    return int(STATM.read_text().split()[1]) * 4096 / 1e6
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="no /proc on this system")
+def test_a_replay_buffer_takes_its_memory_as_it_fills_also_after_loading(tmp_path):
+    from gymnasium import spaces
+
+    env = LineEnv(spaces.Box(-10, 10, (1000,)))
+    before = resident_megabytes()
+    large = model(env, buffer_size=1_000_000, policy_kwargs={"net_arch": [2]})  # 8 GB when full
+    large.save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", env=env)
+    loaded.predict(env.reset(seed=0)[0])
+    assert loaded.replay_buffer.observations.nbytes == 4_000_000_000
+    assert resident_megabytes() - before < 100
+
+
+def walks(algorithm, monkeypatch):
+    """Number of times that a whole network is walked over to set its mode, in 20 steps with updates."""
+    algorithm.learn(40)
+    count = [0]
+    train = th.nn.Module.train
+    monkeypatch.setattr(
+        th.nn.Module, "train", lambda self, mode=True: (count.__setitem__(0, count[0] + 1), train(self, mode))[1]
+    )
+    algorithm.learn(20, reset_num_timesteps=False)
+    return count[0]
+
+
+def test_modes_are_switched_only_where_a_layer_has_them(monkeypatch):
+    assert walks(model(), monkeypatch) == 0
+
+
+def test_batch_norm_and_unknown_layers_are_in_training_mode_during_updates(monkeypatch):
+    modes = []
+
+    class Own(th.nn.Tanh):
+        def forward(self, values):
+            modes.append(self.training)
+            return super().forward(values)
+
+    algorithm = model(policy_kwargs={**SMALL, "activation_fn": Own})
+    assert algorithm.policy.has_modes
+    algorithm.learn(30)
+    modes.clear()
+    algorithm.train(1, 16)
+    assert True in modes
+    modes.clear()
+    algorithm.predict(LineEnv().reset(seed=0)[0])
+    assert set(modes) == {False}
+    assert walks(algorithm, monkeypatch) > 0
+
+
+def test_a_layer_that_is_exchanged_later_is_noticed_by_the_next_learn():
+    algorithm = model()
+    assert not algorithm.policy.has_modes
+    algorithm.actor.mu[1] = th.nn.Dropout(0.1)
+    algorithm.learn(20)
+    assert algorithm.policy.has_modes

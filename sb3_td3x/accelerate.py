@@ -93,6 +93,7 @@ class FastUpdate:
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
     :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :param kernels: ``"highest"`` or ``"medium"``, see ``precision.matrix_kernels``
     :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
     :param announce: called with a line of text before the first program is made, and on falling back
     :raises CannotAccelerate: at the first update, if no program can be made of the policy
@@ -103,17 +104,17 @@ class FastUpdate:
         policy: TD3Policy,
         path: str,
         numbers: str = "fp32",
+        kernels: str = "highest",
         falls_back: bool = False,
         announce: Callable[[str], None] = lambda _: None,
     ):
-        self.policy, self.path, self.numbers, self.announce = policy, path, numbers, announce
+        self.policy, self.path, self.numbers, self.kernels, self.announce = policy, path, numbers, kernels, announce
         self.falls_back, self._declined = falls_back, False
         self.plain = update.PlainUpdate(policy, numbers)
         self.last_good = 0
         self.programs_made = 0
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._state = State(policy)
-        self._kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "highest"
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
@@ -124,7 +125,7 @@ class FastUpdate:
         self._settings: tuple[Any, th.Tensor | None] = None, None
         self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
         self._faults: dict[int, th.Tensor] = {}
-        with precision.matrix_kernels(self._kernels), th.no_grad():
+        with precision.matrix_kernels(self.kernels), th.no_grad():
             try:
                 yield
             finally:

@@ -4,6 +4,7 @@ How long an update takes: TD3X's paths, SB3's ``TD3``, SBX's where it is install
 All are measured in one process in turns, so that their ratios hold on a machine whose speed changes by the minute.
 """
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.torch_layers import create_mlp
+from torch import nn
 
 from sb3_td3x.accelerate import choose
 from sb3_td3x.td3x import TD3X
 
 BASELINE = "SB3 TD3"
 SBX = "SBX TD3 (JAX)"
+EAGER = "eager, as the authors'"
 FLOOR = "matrix products alone"
 
 
@@ -86,6 +91,7 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
         from sbx import TD3 as JaxTD3
 
         found[SBX] = _updates(_model(JaxTD3, case, device), case)
+    found[EAGER] = _EagerTD3(case, device, _model(TD3, case, device).replay_buffer).update  # type: ignore[arg-type]
     found[FLOOR] = _matrix_products(case, device)
     return found
 
@@ -152,6 +158,52 @@ def _model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str) -> OffP
 
 def _updates(model: OffPolicyAlgorithm, case: Case) -> Callable[[], None]:
     return lambda: model.train(1, case.batch_size)
+
+
+class _EagerTD3:
+    """
+    The update in the manner of the paper authors' program: no framework around it, every operation on its own.
+
+    For comparison only; TD3X's own rule is in ``rule.py``.
+    """
+
+    def __init__(self, case: Case, device: str, buffer: ReplayBuffer):
+        self.case, self.buffer, self.calls = case, buffer, 0
+        self.actor = self._network(case.observations, case.actions, squash_output=True).to(device)
+        inputs = case.observations + case.actions
+        self.critics = nn.ModuleList(self._network(inputs, 1) for _ in range(case.n_critics)).to(device)
+        self.actor_target, self.critic_targets = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        self.actor_optimizer = th.optim.Adam(self.actor.parameters(), lr=1e-3)
+        self.critic_optimizer = th.optim.Adam(self.critics.parameters(), lr=1e-3)
+
+    def _network(self, inputs: int, outputs: int, squash_output: bool = False) -> nn.Sequential:
+        return nn.Sequential(*create_mlp(inputs, outputs, list(self.case.net_arch), squash_output=squash_output))
+
+    def update(self) -> None:
+        batch = self.buffer.sample(self.case.batch_size)
+        with th.no_grad():
+            noise = (th.randn_like(batch.actions) * 0.2).clamp(-0.5, 0.5)
+            inputs = th.cat([batch.next_observations, (self.actor_target(batch.next_observations) + noise).clamp(-1, 1)], 1)
+            smallest = th.cat([critic(inputs) for critic in self.critic_targets], 1).amin(1, keepdim=True)
+            target = batch.rewards + (1 - batch.dones) * 0.99 * smallest
+        inputs = th.cat([batch.observations, batch.actions], 1)
+        loss = sum(
+            (nn.functional.mse_loss(critic(inputs), target) for critic in self.critics), th.zeros((), device=target.device)
+        )
+        self._step(self.critic_optimizer, loss)
+        self.calls += 1
+        if self.calls % 2 == 0:
+            inputs = th.cat([batch.observations, self.actor(batch.observations)], 1)
+            self._step(self.actor_optimizer, -self.critics[0](inputs).mean())
+            for network, slow in ((self.actor, self.actor_target), (self.critics, self.critic_targets)):
+                for new, old in zip(network.parameters(), slow.parameters(), strict=True):
+                    old.data.copy_(0.005 * new.data + 0.995 * old.data)
+
+    @staticmethod
+    def _step(optimizer: th.optim.Optimizer, loss: th.Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def _matrix_products(case: Case, device: str) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_ac
 from sb3_td3x.loading import Loadable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
-from sb3_td3x.precision import PRECISIONS
+from sb3_td3x.precision import PRECISIONS, fastest_matrix_kernels
 from sb3_td3x.replay import require_finite, sample, stored_transitions
 from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
 
@@ -144,7 +144,8 @@ class TD3X(Overlapping, Loadable):
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
-        self.update_path: str | None = None  # what "auto" chose for this run
+        self.update_path: str | None = None  # what "auto" chose for this run,
+        self.matrix_kernels = "highest"  # and the kernels of its fast path
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -303,18 +304,21 @@ class TD3X(Overlapping, Loadable):
         path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
         if path != self.update_path:
             self.logger.log(f"accelerate: {path} ({reason})")
+            self.matrix_kernels = "highest" if path == "plain" else fastest_matrix_kernels()
         self.update_path = path
 
     def _update_maker(self) -> Update:
         """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
         path = self.update_path or ("plain" if self.accelerate == "auto" else self.accelerate)
-        chosen = (path, self.precision, self.policy)
+        chosen = (path, self.precision, self.matrix_kernels, self.policy)
         if self._maker is None or self._maker[0] != chosen:
             plain = path == "plain"
             update: Update = (
                 PlainUpdate(self.policy, self.precision)
                 if plain
-                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
+                else FastUpdate(
+                    self.policy, path, self.precision, self.matrix_kernels, self.accelerate == "auto", self.logger.log
+                )
             )
             self._maker = chosen, update
         return self._maker[1]

@@ -6,8 +6,22 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.logger import SeqWriter
 
 REFRESH_SECONDS = 0.2
+
+
+class Messages(SeqWriter):
+    """Shows the sentences that the algorithm logs, such as how updates are made."""
+
+    def __init__(self, console: Console):
+        self.console = console
+
+    def write_sequence(self, sequence: list[str]) -> None:
+        self.console.print(" ".join(sequence), soft_wrap=True)
+
+    def close(self) -> None:
+        """The console stays open."""
 
 
 class ShowProgress(BaseCallback):

@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Train a TD3X agent. Ctrl-C ends the run cleanly: model, scores and curve are there."""
     from sb3_td3x import experiment
-    from sb3_td3x.cli.progress import ShowProgress
+    from sb3_td3x.cli.progress import Messages, ShowProgress
 
     console = Console(highlight=False, markup=False)
     run = experiment.prepare(
@@ -36,6 +36,7 @@ def command(
     )
     total = run.hyperparameters["n_timesteps"]
     console.print(f"{env}, preset {preset}, seed {seed}, {total:,} steps on {run.model.device.type} → {run.folder.path}")
+    run.model.logger.output_formats.append(Messages(console))  # type: ignore[arg-type]  # SB3 takes both kinds of writers
     with ShowProgress(console, total) as progress:
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:

@@ -14,13 +14,13 @@ PRESET ?= default
 SEED ?= 0
 ARGS ?=
 
-.PHONY: help install train test lint format type docs bench commit-checks clean
+.PHONY: help install train test lint format type docs bench speed commit-checks clean
 
 help:
 	@echo "make train          train the PyBullet walker (STEPS=20000 for a short taste)"
 	@echo "make test           run the tests"
 	@echo "make install        set up .venv with every extra; train and test do it themselves"
-	@echo "make lint format type docs bench commit-checks clean"
+	@echo "make lint format type docs bench speed commit-checks clean"
 
 install: $(INSTALLED)
 
@@ -53,9 +53,14 @@ docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# Hours on two cores: every run whose CSV is not there yet
-bench: $(INSTALLED)
+# Hours on two cores: every speed and every run whose figures are not there yet
+bench: speed $(INSTALLED)
 	$(BIN)/python benchmarks/returns.py benchmarks/returns.yml
+
+# Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)
+speed: $(INSTALLED)
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/figures.py
 
 commit-checks: format lint type test docs
 

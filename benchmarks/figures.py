@@ -9,6 +9,7 @@ from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
+import speed_figures
 from matplotlib.figure import Figure
 from results import RETURNS, read
 
@@ -81,6 +82,7 @@ def main() -> None:
     draw_walker(STATIC / "walker_curve.png")
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         fill(page, "walker table", walker_table())
+    speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     if film is not None:
         draw_film_strip(film, STATIC / "walker_film.png")
     print(walker_table())

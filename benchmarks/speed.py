@@ -1,8 +1,8 @@
 """
 The figures of docs/speed.md: updates, whole ``learn`` steps and memory, each in a process of its own pinned to its cores.
 
-Usage: ``python benchmarks/speed.py [updates] [walker] [memory] [--only TEXT]`` on a quiet machine. What is measured
-already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
+Usage: ``python benchmarks/speed.py [updates] [walker] [environments] [memory] [--only TEXT]`` on a quiet machine.
+What is measured already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
 """
 
 import argparse
@@ -34,16 +34,19 @@ GROWTH = [
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]
 ALGORITHMS = {"SB3 TD3": {}, "TD3X plain": {"accelerate": "plain"}, "TD3X compiled": {"accelerate": "compiled"}}
 
+CASES = {
+    "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
+    "walker": WALKER,
+    "environments": [{"count": count, "cores": 2} for count in (1, 2, 4, 8, 16)],
+    "memory": [{"name": name} for name in ALGORITHMS],
+}
 
-def pinned(command: list[str], threads: int) -> None:
-    """Run a command on the first ``threads`` cores."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    subprocess.run(
-        command,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
+
+def pinned(command: list[str], cores: int, threads: int) -> None:
+    """Run a command on the first cores."""
+    first = sorted(os.sched_getaffinity(0))[:cores]
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, check=True, env=env, preexec_fn=lambda: os.sched_setaffinity(0, first))
 
 
 def name_of(kind: str, case: dict) -> str:
@@ -52,7 +55,7 @@ def name_of(kind: str, case: dict) -> str:
 
 def measure_updates(case: dict, out: Path) -> None:
     options = [text for key, value in case.items() for text in (f"--{key}", str(value))]
-    pinned([sys.executable, "-m", "sb3_td3x", "bench", *options, "--out", str(out)], case.get("threads", 1))
+    pinned([sys.executable, "-m", "sb3_td3x", "bench", *options, "--out", str(out)], case["threads"], case["threads"])
 
 
 def build(name: str, env, batch: int, buffer_size: int = 100_000):
@@ -94,6 +97,37 @@ def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
     write(out, {"batch": batch, "threads": 1, "rows": rows})
 
 
+def environments(count: int, out: Path, repeats: int = 5, transitions: int = 960) -> None:
+    """Milliseconds per transition with ``count`` walkers in processes, one update per transition, on two cores."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    from sb3_td3x import TD3X
+
+    models = {}
+    for overlap in (False, True):
+        env = SubprocVecEnv([walker_env] * count)
+        arguments = {"accelerate": "compiled", "batch_size": 256, "buffer_size": 100_000, "learning_starts": 100}
+        models[overlap] = TD3X("MlpPolicy", env, gradient_steps=-1, overlap=overlap, seed=0, device="cpu", **arguments)
+        models[overlap].learn(320)
+    taken = {overlap: [] for overlap in models}
+    for _ in range(repeats):
+        for overlap, model in models.items():
+            start = time.perf_counter()
+            model.learn(transitions, reset_num_timesteps=False)
+            taken[overlap].append((time.perf_counter() - start) / transitions * 1e3)
+    rows = [{"overlap": overlap, "ms": round(median(values), 3)} for overlap, values in taken.items()]
+    for model in models.values():
+        model.get_env().close()
+    write(out, {"environments": count, "rows": rows})
+
+
+def walker_env():
+    import gymnasium as gym
+    import pybullet_envs_gymnasium  # noqa: F401
+
+    return gym.make("Walker2DBulletEnv-v0")
+
+
 def memory(name: str, out: Path) -> None:
     """Resident memory of one model after 300 updates, with SB3's default buffer of a million transitions; MB."""
     cache = tempfile.TemporaryDirectory()
@@ -124,22 +158,18 @@ def write(out: Path, figures: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=["updates", "walker", "memory"], help="updates, walker, memory")
+    parser.add_argument("kinds", nargs="*", default=list(CASES), help=", ".join(CASES))
     parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # one measurement, in this process
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     if args.child:
-        kind, value = args.kinds[0], args.child[0]
-        return walker(int(value), Path(args.child[1])) if kind == "walker" else memory(value, Path(args.child[1]))
+        value, out = args.child
+        measure = {"walker": walker, "environments": environments, "memory": memory}[args.kinds[0]]
+        return measure(value if value.startswith(("SB3", "TD3X")) else int(value), Path(out))
 
-    cases = {
-        "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
-        "walker": WALKER,
-        "memory": [{"name": name} for name in ALGORITHMS],
-    }
     for kind in args.kinds:
-        for case in cases[kind]:
+        for case in CASES[kind]:
             out = RESULTS / f"{name_of(kind, case).replace(' ', '-')}.json"
             if out.exists() or args.only not in out.name:
                 continue
@@ -147,8 +177,8 @@ def main() -> None:
             if kind == "updates":
                 measure_updates(case, out)
             else:
-                value = str(case["batch"] if kind == "walker" else case["name"])
-                pinned([sys.executable, __file__, kind, "--child", value, str(out)], threads=1)
+                value = str(next(iter(case.values())))
+                pinned([sys.executable, __file__, kind, "--child", value, str(out)], case.get("cores", 1), threads=1)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,16 @@ def walker() -> str:
     return table(["", "batch 100 (times SB3)", "batch 256 (times SB3)"], body)
 
 
+def environments() -> str:
+    body = []
+    for count in (1, 2, 4, 8, 16):
+        figures = load(f"environments_count-{count}_cores-2")
+        if figures:
+            apart, together = (row["ms"] for row in figures["rows"])
+            body.append([str(count), f"{apart:.2f}", f"{together:.2f}", f"{apart / together:.2f}"])
+    return table(["environments", "one after the other", "side by side", "gain"], body)
+
+
 def memory() -> str:
     body = []
     for path in sorted(RESULTS.glob("memory_*.json")):
@@ -142,7 +152,14 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    sections = {"updates": updates, "targets": targets, "growth": growth, "walker": walker, "memory": memory}
+    sections = {
+        "updates": updates,
+        "targets": targets,
+        "growth": growth,
+        "walker": walker,
+        "environments": environments,
+        "memory": memory,
+    }
     for name, section in sections.items():
         fill(page, f"speed {name}", section())
     draw(picture)

@@ -152,14 +152,6 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    sections = {
-        "updates": updates,
-        "targets": targets,
-        "growth": growth,
-        "walker": walker,
-        "environments": environments,
-        "memory": memory,
-    }
-    for name, section in sections.items():
-        fill(page, f"speed {name}", section())
+    for section in (updates, targets, growth, walker, environments, memory):
+        fill(page, f"speed {section.__name__}", section())
     draw(picture)

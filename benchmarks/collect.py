@@ -23,10 +23,10 @@ def seconds_at(run: RunDir, steps: np.ndarray) -> np.ndarray:
     return np.interp(steps, *np.array([(0.0, 0.0), *logged]).T)
 
 
-def collect(run: RunDir) -> Path:
+def collect(run: RunDir, setting: str | None = None) -> Path:
     arguments = run.arguments()
     steps, returns = run.scores()
-    setting, seed = arguments["preset"], arguments["seed"]
+    setting, seed = setting or arguments["preset"], arguments["seed"]
     path = RETURNS / f"td3x_{setting}_{run.env_id}_s{seed}.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -43,8 +43,10 @@ def collect(run: RunDir) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    for folder in parser.parse_args().runs:
-        print(collect(RunDir.open(folder)))
+    parser.add_argument("--setting", help="name of what was tried; the preset's name if left out")
+    args = parser.parse_args()
+    for folder in args.runs:
+        print(collect(RunDir.open(folder), args.setting))
 
 
 if __name__ == "__main__":

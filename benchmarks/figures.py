@@ -16,7 +16,8 @@ from results import RETURNS, read
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
-    "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
+    "TD3X, preset default": ("td3x_default-compiled_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
+    "the same on the plain path": ("td3x_default_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
     "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
     "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),
 }

@@ -20,7 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from sb3_td3x import precision, update
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.policies import TD3XPolicy
-from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, flat
+from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, flat, layout
+from sb3_td3x.settings import one_of
 from sb3_td3x.update import Losses, UpdateSettings
 
 PATHS = ("auto", "plain", "compiled", "cudagraph")
@@ -44,15 +45,16 @@ def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_bef
     :param chosen_before: the path that ``"auto"`` chose when this run started, if it goes on
     :raises CannotAccelerate: if another path than ``"auto"`` is requested and cannot be used
     """
+    one_of("accelerate", request, PATHS)
     if request != "auto":
         if obstacle := _obstacle(request, policy):
             raise CannotAccelerate(f"accelerate={request!r} cannot be used: {obstacle}")
         return request, "as requested"
-    best = chosen_before or ("cudagraph" if policy.device.type == "cuda" else "compiled")
+    if chosen_before and not _obstacle(chosen_before, policy):
+        return chosen_before, "as before"
+    best = "cudagraph" if policy.device.type == "cuda" else "compiled"
     if obstacle := _obstacle(best, policy):
         return "plain", obstacle
-    if chosen_before:
-        return best, "as before"
     if best == "compiled" and updates_ahead < WORTH_COMPILING:
         return "plain", f"{updates_ahead:,.0f} updates ahead do not pay for compiling, {WORTH_COMPILING:,} do"
     return best, f"{updates_ahead:,.0f} updates ahead"
@@ -75,12 +77,12 @@ def _obstacle(path: str, policy: TD3Policy) -> str | None:
         if policy.device.type not in ("cpu", "cuda"):
             return f"compiling is not supported on {policy.device.type!r}"
         if policy.device.type == "cpu" and not _has_compiler():
-            return "there is no C++ compiler (install g++ or clang)"
+            return "there is no C++ compiler (install g++, or set CXX to another)"
     return None
 
 
 def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+    return shutil.which(os.environ.get("CXX", "g++")) is not None  # as Inductor looks for it
 
 
 class FastUpdate:
@@ -93,7 +95,6 @@ class FastUpdate:
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
     :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
-    :param kernels: ``"highest"`` or ``"medium"``, see ``precision.matrix_kernels``
     :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
     :param announce: called with a line of text before the first program is made, and on falling back
     :raises CannotAccelerate: at the first update, if no program can be made of the policy
@@ -104,11 +105,11 @@ class FastUpdate:
         policy: TD3Policy,
         path: str,
         numbers: str = "fp32",
-        kernels: str = "highest",
         falls_back: bool = False,
         announce: Callable[[str], None] = lambda _: None,
     ):
-        self.policy, self.path, self.numbers, self.kernels, self.announce = policy, path, numbers, kernels, announce
+        self.policy, self.path, self.numbers, self.announce = policy, path, numbers, announce
+        self.kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "default"
         self.falls_back, self._declined = falls_back, False
         self.plain = update.PlainUpdate(policy, numbers)
         self.last_good = 0
@@ -119,13 +120,13 @@ class FastUpdate:
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
         self._batch_size = batch_size
-        if not self._state.is_current():
-            self._state = State(self.policy)
+        self.last_good = 0
+        self._refresh()
         self._constants = self._state.constants(self.path)
         self._settings: tuple[Any, th.Tensor | None] = None, None
         self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
         self._faults: dict[int, th.Tensor] = {}
-        with precision.matrix_kernels(self.kernels), th.no_grad():
+        with th.no_grad():
             try:
                 yield
             finally:
@@ -139,7 +140,7 @@ class FastUpdate:
             return self._plain_update(batch, noise, settings, with_actor, number)
         tensors = flat(batch)
         inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
-        key = (with_actor, *[tensor.shape for tensor in tensors], *self._constants)
+        key = (with_actor, *layout(batch), *self._constants)
         if key not in self._programs:
             try:
                 self._programs[key] = self._make_program(batch, with_actor, inputs)
@@ -149,7 +150,8 @@ class FastUpdate:
                 self._declined = True
                 self.announce(f"accelerate: plain ({error})")
                 return self._plain_update(batch, noise, settings, with_actor, number)
-        self._fault, *losses = self._programs[key](*inputs)
+        with precision.matrix_kernels(self.kernels):
+            self._fault, *losses = self._programs[key](*inputs)
         self._faults[number] = self._fault
         return Losses(losses[0], losses[1] if with_actor else None)
 
@@ -160,9 +162,17 @@ class FastUpdate:
         self._raise(self._first_bad())
         with th.enable_grad(), self.plain.running(len(noise)):
             losses = self.plain(batch, noise, settings, with_actor, number)
-        self._state = State(self.policy)  # a plain optimiser step may have made new states
+        self._refresh()  # a plain optimiser step may have made new states
         self.last_good = number
         return losses
+
+    def _refresh(self) -> None:
+        if self._state.is_current():
+            return
+        before, self._state = self._state, State(self.policy)
+        # A captured graph works on the memory it was captured with, any program on the layers it was recorded from
+        if self.path == "cudagraph" or not self._state.is_of_the_same_modules(before):
+            self._programs.clear()
 
     def _first_bad(self) -> int | None:
         """The first update that was not made. Asked once per series, because reading a number of a GPU waits for it."""
@@ -193,7 +203,12 @@ class FastUpdate:
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
         recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor)
         with _generators_kept(self.policy.device):
-            program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
+            try:
+                program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
+            except CannotAccelerate:
+                raise
+            except Exception as error:  # a compiler that fails, a cache that cannot be written, a capture that is not allowed
+                raise CannotAccelerate(f"making the program failed ({_first_line(error)})") from error
         self.programs_made += 1
         return program
 
@@ -202,10 +217,7 @@ def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program
     try:
         program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
     except Exception as error:  # whatever a user's network raises when it meets tensors without values
-        first_line = str(error).strip().split("\n")[0]
-        raise CannotAccelerate(
-            f"the policy cannot be recorded as one program ({type(error).__name__}: {first_line})"
-        ) from error
+        raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
     _refuse_random_layers(program)
     import torch._inductor
 
@@ -219,6 +231,10 @@ def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program
     return torch._inductor.compile(program, list(inputs), options=options)
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
 def _refuse_random_layers(program: GraphModule) -> None:
     """Dropout would draw other numbers than on the plain path."""
     for node in program.graph.nodes:
@@ -227,7 +243,12 @@ def _refuse_random_layers(program: GraphModule) -> None:
 
 
 def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
-    """Record the update's kernels on the GPU; a call copies what is new into place and replays them."""
+    """Record the update's kernels on the policy's GPU; a call copies what is new into place and replays them."""
+    with th.cuda.device(recorded.policy.device):
+        return _capture_on_current_device(recorded, inputs)
+
+
+def _capture_on_current_device(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
     own = len(recorded.state.tensors)
     static = [*inputs[:own], *[tensor.clone() for tensor in inputs[own:]]]
     fault = static[own + 1]
@@ -245,7 +266,8 @@ def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
     def replay(*new: th.Tensor) -> list[th.Tensor]:
         for place, value in zip(static[own:], new[own:], strict=True):
             place.copy_(value, non_blocking=True)
-        graph.replay()
+        with th.cuda.device(recorded.policy.device):
+            graph.replay()
         return [output.clone() for output in outputs]
 
     return replay
@@ -256,7 +278,9 @@ def _generators_kept(device: th.device) -> Iterator[None]:
     """Making a program draws no random number that a run would see."""
     devices = [device] if device.type == "cuda" else []
     python, array = random.getstate(), np.random.get_state()
-    with th.random.fork_rng(devices=devices):
-        yield
-    random.setstate(python)
-    np.random.set_state(array)
+    try:
+        with th.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)

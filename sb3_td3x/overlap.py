@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import torch as th
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import TensorDict, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
@@ -27,6 +29,7 @@ class OverlapVecEnv(VecEnvWrapper):
         if isinstance(innermost, DummyVecEnv):
             raise ValueError("overlap=True needs environments in other processes: use SubprocVecEnv, not DummyVecEnv")
         super().__init__(venv)
+        self._innermost = innermost
         self.pending: Callable[[], None] | None = None
 
     def finish(self) -> None:
@@ -37,7 +40,11 @@ class OverlapVecEnv(VecEnvWrapper):
 
     def step_async(self, actions: np.ndarray) -> None:
         self.venv.step_async(actions)
-        self.finish()
+        try:
+            self.finish()
+        except BaseException:
+            self._innermost.step_wait()  # nobody will ask for these results: the next step must not find them
+            raise
 
     def step_wait(self) -> VecEnvStepReturn:
         return self.venv.step_wait()
@@ -52,7 +59,8 @@ class Overlapping(OffPolicyAlgorithm):
 
     The updates due after a rollout are made in the first step of the next one, with the replay buffer and the
     normalisation as they were at the end of the rollout; only that step's action is older than the updates. Whatever
-    looks at the networks from outside (saving, predicting, the end of ``learn``) finds the updates made.
+    looks at the model from outside (``save``, ``predict``, ``get_parameters``, ``set_parameters``, an evaluation, the end of
+    ``learn``) finds the updates made.
     """
 
     overlap: bool
@@ -66,14 +74,18 @@ class Overlapping(OffPolicyAlgorithm):
     def _start_overlapping(self) -> None:
         """For ``overlap=True``, put a wrapper around the environments that makes the updates while they step."""
         self._overlapping = self.overlap
-        if self.overlap:
+        if self.overlap and self.env is not None:
+            if isinstance(self.replay_buffer, HerReplayBuffer):
+                raise ValueError("overlap=True is not for HerReplayBuffer, which asks the environments while they step")
             if self.train_freq.unit == TrainFrequencyUnit.EPISODE:  # type: ignore[union-attr]
                 raise ValueError("overlap=True needs train_freq in steps: after an episode nothing is left to overlap with")
             if not isinstance(self.env, OverlapVecEnv):
-                self.env = OverlapVecEnv(self.env)  # type: ignore[arg-type]
+                self.env = OverlapVecEnv(self.env)
 
     def _now_or_while_stepping(self, work: Callable[[], None]) -> None:
-        if self._overlapping and isinstance(self.env, OverlapVecEnv):
+        self._finish_pending()
+        last = self.num_timesteps >= self._total_timesteps  # no step will follow
+        if self._overlapping and isinstance(self.env, OverlapVecEnv) and not last:
             self.env.pending = work
         else:
             work()
@@ -90,6 +102,19 @@ class Overlapping(OffPolicyAlgorithm):
     ) -> None:
         self._finish_pending()
         super().save(path, exclude, include)
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        self._finish_pending()
+        return super().get_parameters()
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        self._finish_pending()
+        super().set_parameters(load_path_or_dict, exact_match, device)
 
     def predict(
         self,

@@ -88,10 +88,10 @@ class TD3XPolicy(sb3.TD3Policy):
         """
         Switch actor and critics to training or evaluation; the targets stay in evaluation.
 
-        SB3 walks over every module, twice per environment step. Here nothing is done where the mode is set already, and
-        networks in which no layer depends on the mode stay in evaluation.
+        SB3 walks over every module, twice per environment step. Networks in which no layer depends on the mode
+        stay in evaluation here.
         """
-        if self.training != mode and (self.has_modes or not mode):
+        if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
 
 

@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 PRECISIONS = ("fp32", "bf16")
-# Products with a shorter side are cheap, and they carry observations, actions and values: they stay in float32
+KERNELS = ("default", "onednn")
+# Products with a shorter side are cheap, and mostly carry observations, actions and values: they stay in float32
 SHORTEST_HIDDEN_SIDE = 64
 # A kernel has to be this much faster to be taken, and at most this far from float64 (float32's own error is 4e-7)
 WORTHWHILE, ACCURATE = 1.2, 1e-6
@@ -58,27 +59,36 @@ def _bf16_linear(layer: nn.Linear) -> Callable[[th.Tensor], th.Tensor]:
 @contextmanager
 def matrix_kernels(choice: str) -> Iterator[None]:
     """
-    Inside, float32 products use the kernels of ``torch.set_float32_matmul_precision(choice)``.
+    Inside, float32 products on the CPU use the kernels of ``choice``: ``"default"`` or ``"onednn"``.
 
-    A user who has chosen other than torch's default keeps that choice.
+    ``"onednn"`` allows oneDNN to take bfloat16, which it does on processors with units for it; ``fastest_matrix_kernels``
+    never chooses it there. A user who has set any of torch's float32 precisions keeps that choice.
     """
-    before = th.get_float32_matmul_precision()
-    if choice == before or before != "highest":
+    if choice == "default" or not _is_untouched():
         yield
         return
-    th.set_float32_matmul_precision(choice)
+    th.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        th.set_float32_matmul_precision(before)
+        th.backends.mkldnn.matmul.fp32_precision = "none"  # type: ignore[attr-defined]
+
+
+def _is_untouched() -> bool:
+    """Whether all of torch's settings that reach CPU products are as torch sets them."""
+    try:
+        settings = (th.backends, th.backends.mkldnn, th.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+        return all(setting.fp32_precision == "none" for setting in settings)
+    except AttributeError:  # a torch without these settings
+        return False
 
 
 def fastest_matrix_kernels() -> str:
     """
-    ``"medium"`` where that makes CPU products faster and not less accurate, else ``"highest"``.
+    ``"onednn"`` where that makes CPU products faster and not less accurate, else ``"default"``.
 
-    On some AMD processors "medium" selects oneDNN's float32 kernel, at twice the speed of the default; on Intel
-    processors with AMX it rounds to bfloat16, which is declined. Measured once per processor and torch version
+    On some AMD processors oneDNN's float32 kernel has twice the speed of the default; on Intel processors with AMX
+    oneDNN rounds to bfloat16, which is declined. Measured once per processor and torch version
     and kept in the user's cache folder, so that two runs of one seed cannot differ by a noisy measurement.
     """
     return _fastest_matrix_kernels(f"{processor()}, torch {th.__version__}")
@@ -103,14 +113,14 @@ def _fastest_matrix_kernels(machine: str) -> str:
 def _read(file: Path) -> dict[str, str]:
     try:
         known = json.loads(file.read_text())
-        return {machine: choice for machine, choice in known.items() if choice in ("highest", "medium")}
+        return {machine: choice for machine, choice in known.items() if choice in KERNELS}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
 def _probe() -> str:
     """Compare both kernels on two layers' products, on one thread and without touching any global generator."""
-    threads, before = th.get_num_threads(), th.get_float32_matmul_precision()
+    threads = th.get_num_threads()
     generator = th.Generator().manual_seed(0)
     inputs = th.randn(256, 28, generator=generator)
     first, second = th.randn(28, 400, generator=generator), th.randn(400, 300, generator=generator)
@@ -118,15 +128,14 @@ def _probe() -> str:
     seconds, error = {}, {}
     try:
         th.set_num_threads(1)
-        for choice in ("highest", "medium"):
-            th.set_float32_matmul_precision(choice)
-            error[choice] = float(((inputs @ first @ second).double() - exact).norm() / exact.norm())
-            seconds[choice] = min(_seconds(inputs, first, second) for _ in range(20))
+        for choice in KERNELS:
+            with matrix_kernels(choice):
+                error[choice] = float(((inputs @ first @ second).double() - exact).norm() / exact.norm())
+                seconds[choice] = min(_seconds(inputs, first, second) for _ in range(20))
     finally:
         th.set_num_threads(threads)
-        th.set_float32_matmul_precision(before)
-    faster = seconds["highest"] / seconds["medium"] >= WORTHWHILE
-    return "medium" if faster and error["medium"] <= ACCURATE else "highest"
+    faster = seconds["default"] / seconds["onednn"] >= WORTHWHILE
+    return "onednn" if faster and error["onednn"] <= ACCURATE else "default"
 
 
 def _seconds(inputs: th.Tensor, first: th.Tensor, second: th.Tensor) -> float:

@@ -39,10 +39,9 @@ class State:
             len({float(network.optimizer.state[parameter]["step"]) for parameter in update.trainable(network)}) <= 1
             for network in self.networks
         )
-        self._holders = [
-            part for module in policy.modules() for part in (module._parameters, module._buffers, module._modules)
-        ]
-        self._holders += [network.optimizer.state for network in self.networks] + list(self.moments.values())
+        self.modules = list(policy.modules())
+        self.layout = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors]
+        self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._contents = self._identities()
 
     def is_current(self) -> bool:
@@ -51,17 +50,27 @@ class State:
 
     def _identities(self) -> list[int]:
         """Of every parameter, buffer, module and moment: a look at them costs a tenth of collecting them anew."""
+        found = [id(value) for holder in self._holders for value in holder.values()]
         # `policy.to(...)` keeps a parameter and exchanges its memory
-        memory = [parameter.data_ptr() for parameter in self.parameters.values()]
-        trained = [int(parameter.requires_grad) for parameter in self.parameters.values()]
-        return [id(value) for holder in self._holders for value in holder.values()] + memory + trained
+        found += [parameter.data_ptr() for parameter in self.parameters.values()]
+        found += [parameter.requires_grad for parameter in self.parameters.values()]
+        # `load_state_dict` makes a new dict of new moments, and a user may set a new optimiser
+        states = [(network.optimizer, network.optimizer.state) for network in self.networks]
+        found += [id(part) for pair in states for part in pair]
+        found += [id(value) for _, state in states for moments in state.values() for value in moments.values()]
+        return found
 
     def constants(self, path: str) -> tuple[Any, ...]:
         """What a program made from this state contains and does not read anew at every update."""
-        trained = [(parameter.requires_grad, parameter.dtype) for parameter in self.parameters.values()]
+        trained = [parameter.requires_grad for parameter in self.parameters.values()]
+        modes = [module.training for module in self.modules]
         options = [tuple(_options(network.optimizer).items()) for network in self.networks]
         addresses = [tensor.data_ptr() for tensor in self.tensors] if path == "cudagraph" else []
-        return (self.shares_steps, th.get_num_threads(), *trained, *options, *addresses)
+        return (self.shares_steps, th.get_num_threads(), *trained, *modes, *options, *self.layout, *addresses)
+
+    def is_of_the_same_modules(self, other: "State") -> bool:
+        """Whether a program made from one of them fits the other."""
+        return [*map(id, self.modules)] == [*map(id, other.modules)]
 
 
 def _adam_state(optimizer: th.optim.Optimizer, parameter: nn.Parameter) -> dict[str, th.Tensor]:
@@ -207,6 +216,12 @@ def flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
         elif part is not None:
             tensors.append(part)
     return tensors
+
+
+def layout(batch: ReplayBufferSamples) -> tuple[Any, ...]:
+    """What a program takes for granted about a batch."""
+    keys = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
+    return (*keys, *[(tensor.shape, tensor.stride(), tensor.dtype) for tensor in flat(batch)])
 
 
 def rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -27,7 +28,7 @@ def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | 
 
     A buffer class with a ``to_torch`` of its own keeps it.
     """
-    if type(buffer).to_torch is not BaseBuffer.to_torch:
+    if type(buffer).to_torch is not BaseBuffer.to_torch or "to_torch" in vars(buffer):
         return buffer.sample(batch_size, env=normalization)
     buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
     try:
@@ -47,18 +48,37 @@ class DeviceReplayBuffer(ReplayBuffer):
     For flat and image observations. Indices are drawn by the device's global generator, which ``seed`` seeds. A million
     transitions of the walker take 0.2 GB. Give it as ``replay_buffer_class``; parameters are ``ReplayBuffer``'s.
 
-    :raises ValueError: for ``optimize_memory_usage=True``
+    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
     """
 
     _MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, buffer_size: int, observation_space: spaces.Space, *args: Any, **kwargs: Any):
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError("DeviceReplayBuffer is for flat and image observations, not for Dict")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
         if self.optimize_memory_usage:
             raise ValueError("DeviceReplayBuffer stores every observation twice: leave optimize_memory_usage off")
         for name in self._MEMORY:
             array = getattr(self, name)
             setattr(self, name, th.zeros(array.shape, dtype=th.from_numpy(array[:0]).dtype, device=self.device))
+
+    @property
+    def device(self) -> th.device:
+        """Where the memory is; setting it moves the memory, as ``load_replay_buffer`` does for the model's device."""
+        return self._device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        self._device = device
+        for name in self._MEMORY:
+            if isinstance(memory := self.__dict__.get(name), th.Tensor):
+                setattr(self, name, memory.to(device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: with the memory on the host, so that a machine without the device can read it."""
+        host = {name: getattr(self, name).cpu() for name in self._MEMORY}
+        return {**self.__dict__, **host, "_device": th.device("cpu")}
 
     def add(
         self,
@@ -96,10 +116,8 @@ class DeviceReplayBuffer(ReplayBuffer):
         """As ``VecNormalize.normalize_obs``, with its statistics of this moment."""
         if env is None or not env.norm_obs:
             return observations
-        statistics = env.obs_rms
-        if isinstance(statistics, dict):
-            raise TypeError("DeviceReplayBuffer is not for Dict observations")
-        mean, variance = (th.as_tensor(value).to(observations.device) for value in (statistics.mean, statistics.var))
+        values: Any = env.obs_rms  # one set of statistics, as the observations are not a Dict
+        mean, variance = (th.as_tensor(value).to(observations.device) for value in (values.mean, values.var))
         scaled = (observations - mean) / th.sqrt(variance + env.epsilon)
         return scaled.clamp(-env.clip_obs, env.clip_obs).float()
 

@@ -222,7 +222,7 @@ def _matrix_products(case: Case, device: str) -> Callable[[], None]:
         if calls % 2 == 0:
             _forward(actor)
             _forward(critics[0])
-            _backward(critics[0], weights=False, inputs=True)
+            _backward(critics[0], weights=False, inputs=case.actions)
             _backward(actor)
 
     return update
@@ -235,6 +235,7 @@ def _products(case: Case, sizes: list[int], device: str) -> list[dict[str, th.Te
             "weight": th.randn(outs, ins, device=device), "bias": th.randn(outs, device=device),
             "inputs": th.randn(rows, ins, device=device), "outputs": th.randn(rows, outs, device=device),
             "weight_gradient": th.empty(outs, ins, device=device), "input_gradient": th.empty(rows, ins, device=device),
+            "action_gradient": th.empty(rows, case.actions, device=device),
             "result": th.empty(rows, outs, device=device),
         }
         for ins, outs in pairwise(sizes)
@@ -246,10 +247,16 @@ def _forward(network: list[dict[str, th.Tensor]]) -> None:
         th.addmm(layer["bias"], layer["inputs"], layer["weight"].t(), out=layer["result"])
 
 
-def _backward(network: list[dict[str, th.Tensor]], weights: bool = True, inputs: bool = False) -> None:
+def _backward(network: list[dict[str, th.Tensor]], weights: bool = True, inputs: int = 0) -> None:
+    """
+    :param weights: whether the weights' gradients are needed
+    :param inputs: of how many of the network's last inputs the gradient is needed
+    """
     for index in reversed(range(len(network))):
         layer = network[index]
         if weights:
             th.mm(layer["outputs"].t(), layer["inputs"], out=layer["weight_gradient"])
-        if index or inputs:
+        if index:
             th.mm(layer["outputs"], layer["weight"], out=layer["input_gradient"])
+        elif inputs:
+            th.mm(layer["outputs"], layer["weight"][:, -inputs:], out=layer["action_gradient"])

@@ -20,7 +20,7 @@ from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_ac
 from sb3_td3x.loading import Loadable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
-from sb3_td3x.precision import PRECISIONS, fastest_matrix_kernels
+from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, sample, stored_transitions
 from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
 
@@ -144,8 +144,7 @@ class TD3X(Overlapping, Loadable):
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
-        self.update_path: str | None = None  # what "auto" chose for this run,
-        self.matrix_kernels = "highest"  # and the kernels of its fast path
+        self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -293,7 +292,7 @@ class TD3X(Overlapping, Loadable):
 
     def _updates_ahead(self) -> float:
         """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
-        steps = self._total_timesteps - max(self.num_timesteps, self.learning_starts)
+        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
         if self.gradient_steps < 0:
             return steps
         frequency, unit = self.train_freq  # type: ignore[misc]
@@ -304,21 +303,18 @@ class TD3X(Overlapping, Loadable):
         path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
         if path != self.update_path:
             self.logger.log(f"accelerate: {path} ({reason})")
-            self.matrix_kernels = "highest" if path == "plain" else fastest_matrix_kernels()
         self.update_path = path
 
     def _update_maker(self) -> Update:
         """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
-        path = self.update_path or ("plain" if self.accelerate == "auto" else self.accelerate)
-        chosen = (path, self.precision, self.matrix_kernels, self.policy)
+        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
+        chosen = (path, self.precision, self.policy)
         if self._maker is None or self._maker[0] != chosen:
             plain = path == "plain"
             update: Update = (
                 PlainUpdate(self.policy, self.precision)
                 if plain
-                else FastUpdate(
-                    self.policy, path, self.precision, self.matrix_kernels, self.accelerate == "auto", self.logger.log
-                )
+                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
             )
             self._maker = chosen, update
         return self._maker[1]
@@ -375,6 +371,10 @@ class TD3X(Overlapping, Loadable):
             with th.random.fork_rng(devices=[]):
                 seed = int(th.randint(2**31, ()))
         self.noise_generator.manual_seed(seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_maker"}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_loading", "_is_refilling", "_maker", "_acting", "_overlapping"]

@@ -130,6 +130,7 @@ class PlainUpdate:
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
+        self._has_buffers = any(True for _ in self.policy.buffers())
         with precision.hidden_products(self.policy, self.numbers):
             yield
 
@@ -138,12 +139,15 @@ class PlainUpdate:
     ) -> Losses:
         # The critics have moved before the actor's gradient is known to be good
         undo = _copy_of(self.policy.critic) if with_actor else None
+        statistics = [(buffer, buffer.clone()) for buffer in self.policy.buffers()] if self._has_buffers else []
         self.last_good = number - 1
         try:
             losses = make(self.policy, batch, noise, settings, with_actor, _descend)
         except _NonFinite as error:
             if undo is not None:
                 undo()
+            for buffer, value in statistics:
+                buffer.copy_(value)
             raise NonFiniteError(f"{error} loss or its gradient", f"update {number}") from None
         self.last_good = number
         return losses

@@ -66,3 +66,14 @@ def test_a_seed_gives_one_run_and_the_buffer_can_be_saved(tmp_path):
 def test_storing_observations_once_is_refused():
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         DeviceReplayBuffer(10, *SPACES, optimize_memory_usage=True, handle_timeout_termination=False)
+
+
+def test_dict_observations_are_refused():
+    with pytest.raises(ValueError, match="not for Dict"):
+        DeviceReplayBuffer(10, spaces.Dict({"a": SPACES[0]}), SPACES[1])
+
+
+def test_its_memory_follows_its_device():
+    buffer = filled(3)
+    buffer.device = th.device("meta")
+    assert buffer.observations.device.type == buffer.rewards.device.type == "meta"

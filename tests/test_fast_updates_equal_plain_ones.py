@@ -5,9 +5,11 @@ Compiling takes seconds per program, so the cases share their shapes wherever th
 """
 
 import contextlib
+import copy
 import json
 import random
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch as th
@@ -165,6 +167,47 @@ def test_freezing_a_layer_during_training_is_heeded():
     assert_equal(plain, compiled, rtol=1e-4)
 
 
+def restore(algorithm, batches):
+    saved = algorithm.get_parameters()
+    saved = copy.deepcopy(saved)
+    train(algorithm, batches)
+    algorithm.set_parameters(saved)
+
+
+def load_optimiser(algorithm, batches):
+    state = copy.deepcopy(algorithm.critic.optimizer.state_dict())
+    train(algorithm, batches)
+    algorithm.critic.optimizer.load_state_dict(state)
+
+
+def new_optimiser(algorithm, batches):
+    algorithm.critic.optimizer = th.optim.Adam(algorithm.critic.parameters(), lr=1e-3)
+
+
+def other_activation(algorithm, batches):
+    algorithm.actor.mu[1] = th.nn.Tanh()
+
+
+@pytest.mark.parametrize("change", [restore, load_optimiser, new_optimiser, other_activation])
+def test_what_is_exchanged_between_two_series_is_heeded(change):
+    plain, compiled = pair(policy_delay=1)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(seed) for seed in range(3)])
+        change(algorithm, [random_batch(seed) for seed in range(3, 6)])
+        train(algorithm, [random_batch(seed) for seed in range(6, 9)], first=6)
+    assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_with_programs_can_be_copied_and_pickled():
+    compiled = ready("compiled")
+    train(compiled, [random_batch(seed) for seed in range(2)])
+    compiled.set_logger(None)
+    del compiled.replay_buffer.sample, compiled._draw_noise
+    for twin in (copy.deepcopy(compiled), cloudpickle.loads(cloudpickle.dumps(compiled))):
+        assert largest_difference(weights(twin), weights(compiled)) == 0
+        assert twin._maker is None
+
+
 EVERY_UPDATE = {"policy_delay": 1}  # one program instead of two
 POLICIES = {
     "three critics": {"policy_kwargs": {**SMALL, "n_critics": 3}},
@@ -284,6 +327,24 @@ class TestChoosing:
         with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
             model(accelerate="compiled")
 
+    def test_a_compiler_that_fails_is_a_reason(self, monkeypatch, capsys):
+        monkeypatch.setattr(accelerate, "_compile", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(CannotAccelerate, match="making the program failed \\(OSError: no space left"):
+            train(ready("compiled"), [random_batch(0)])
+
+    def test_what_is_asked_for_later_is_heeded_or_refused(self, tmp_path):
+        algorithm = without_output(model())
+        algorithm.update_path = "compiled"
+        assert isinstance(algorithm._update_maker(), FastUpdate)
+        algorithm.accelerate = "plain"
+        assert not isinstance(algorithm._update_maker(), FastUpdate)
+        algorithm.accelerate, algorithm.update_path = "auto", "cudagraph"  # a zip from a machine with CUDA
+        assert not isinstance(algorithm._update_maker(), FastUpdate)
+        assert choose("auto", algorithm.policy, 1e9, chosen_before="cudagraph")[0] == "compiled"
+        algorithm.accelerate = "fastest"
+        with pytest.raises(ValueError, match="accelerate must be one of"):
+            algorithm.train(1, 8)
+
     def test_a_cuda_graph_needs_cuda(self):
         with pytest.raises(ValueError, match="needs a CUDA device"):
             model(accelerate="cudagraph")
@@ -315,6 +376,17 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network
         assert th.equal(value, healthy[name]), name
     for name, value in optimiser_states(algorithm).items():
         assert th.equal(value, moments[name]), name
+
+
+def test_batch_norms_statistics_are_those_before_a_bad_update():
+    algorithm = ready("plain", policy_kwargs={**SMALL, "features_extractor_class": NormalizedExtractor})
+    before = weights(algorithm)
+    bad = random_batch(0)
+    bad.rewards[0] = np.nan
+    feed(algorithm, [bad], [noise(0)])
+    with pytest.raises(NonFiniteError):
+        algorithm.train(1, 8)
+    assert largest_difference(weights(algorithm), before) == 0
 
 
 def test_updates_before_the_bad_one_in_a_series_are_kept():
@@ -363,37 +435,47 @@ class TestPrecision:
             train(algorithm, [random_batch(seed) for seed in range(2)])
         assert largest_difference(weights(exact), weights(rounded)) == 0
 
-    def test_the_users_matrix_kernels_are_put_back_also_after_an_error(self):
-        with contextlib.suppress(KeyError), precision.matrix_kernels("medium"):
-            assert th.get_float32_matmul_precision() == "medium"
+    def test_torchs_settings_are_put_back_also_after_an_error(self):
+        with contextlib.suppress(KeyError), precision.matrix_kernels("onednn"):
+            assert th.backends.mkldnn.matmul.fp32_precision == "bf16"
             raise KeyError
+        assert th.backends.mkldnn.matmul.fp32_precision == "none"
         assert th.get_float32_matmul_precision() == "highest"
 
-    def test_a_user_who_chose_kernels_keeps_them(self):
-        th.set_float32_matmul_precision("high")
-        try:
-            with precision.matrix_kernels("medium"):
-                assert th.get_float32_matmul_precision() == "high"
-        finally:
-            th.set_float32_matmul_precision("highest")
+    def test_a_user_who_chose_a_precision_keeps_it(self):
+        for setting in (th.backends, th.backends.mkldnn, th.backends.mkldnn.matmul):
+            setting.fp32_precision = "ieee"
+            try:
+                with precision.matrix_kernels("onednn"):
+                    assert th.backends.mkldnn.matmul.fp32_precision == "ieee"
+                    train(ready("compiled"), [random_batch(0)])
+            finally:
+                setting.fp32_precision = "none"
+
+    def test_updates_with_onednns_kernels_are_float32_or_declined(self):
+        plain, compiled = pair()
+        compiled._update_maker().kernels = precision.fastest_matrix_kernels()
+        for algorithm in (plain, compiled):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        assert_equal(plain, compiled)
 
     def test_the_fastest_kernels_are_measured_once_per_processor(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         measured = []
-        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "medium")
+        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "onednn")
         for _ in range(2):
             precision._fastest_matrix_kernels.cache_clear()
-            assert precision.fastest_matrix_kernels() == "medium"
+            assert precision.fastest_matrix_kernels() == "onednn"
         assert measured == [1]
         (tmp_path / "sb3_td3x" / "matrix_kernels.json").write_text(json.dumps({"this": "is damaged"})[:-3])
         precision._fastest_matrix_kernels.cache_clear()
-        assert precision.fastest_matrix_kernels() == "medium"
+        assert precision.fastest_matrix_kernels() == "onednn"
         precision._fastest_matrix_kernels.cache_clear()
 
     def test_measuring_leaves_threads_kernels_and_generators_alone(self):
-        before = th.get_num_threads(), th.get_float32_matmul_precision(), th.get_rng_state()
-        assert precision._probe() in ("highest", "medium")
-        assert before[:2] == (th.get_num_threads(), th.get_float32_matmul_precision())
+        before = th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
+        assert precision._probe() in precision.KERNELS
+        assert before[:2] == (th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision)
         assert th.equal(before[2], th.get_rng_state())
 
 

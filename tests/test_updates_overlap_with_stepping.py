@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_td3x import TD3X
@@ -129,3 +131,37 @@ def test_environments_in_this_process_are_refused():
 def test_training_after_episodes_is_refused(processes):
     with pytest.raises(ValueError, match="train_freq in steps"):
         model(processes(1), overlap=True, train_freq=(1, "episode")).learn(20)
+
+
+def test_an_update_that_fails_leaves_the_environments_in_step(processes):
+    env = processes()
+    algorithm = model(env, overlap=True)
+    algorithm._train = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.learn(40)
+    assert env.get_attr("length") == [20, 20]
+    del algorithm._train
+    algorithm.learn(20, reset_num_timesteps=False)
+
+
+def test_the_end_of_learn_and_updates_by_hand_find_nothing_pending(processes):
+    seen = []
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_training_end(self):
+            seen.append(self.model._n_updates)
+            self.model.train(5, 16)
+            seen.append(self.model._n_updates)
+
+    model(processes(1), overlap=True).learn(30, Look())
+    assert seen == [20, 25]
+
+
+def test_hindsight_replay_is_refused():
+    env = SubprocVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=True)], start_method="fork")
+    with pytest.raises(ValueError, match="HerReplayBuffer"):
+        TD3X("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, overlap=True, device="cpu").learn(10)
+    env.close()

@@ -97,7 +97,7 @@ def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
     write(out, {"batch": batch, "threads": 1, "rows": rows})
 
 
-def environments(count: int, out: Path, repeats: int = 5, transitions: int = 960) -> None:
+def environments(count: int, out: Path, repeats: int = 5, transitions: int = 320) -> None:
     """Milliseconds per transition with ``count`` walkers in processes, one update per transition, on two cores."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 

@@ -63,8 +63,7 @@ def targets() -> str:
         cells = []
         for batch, goal in zip((100, 256), wanted, strict=True):
             case = key_case(threads, batch)
-            reached = case[theirs]["ms"] / case[ours]["ms"] if ours in case and theirs in case else None
-            cells += verdict(goal, reached)
+            cells += verdict(goal, ratio(case, ours, theirs))
         body.append([label, *cells])
     cells = []
     for batch, goal in ((100, 1.9), (256, 2.2)):
@@ -72,6 +71,14 @@ def targets() -> str:
         cells += verdict(goal, rows[COMPILED]["times_sb3"] if rows else None)
     body.append(["`learn` on the walker over SB3 TD3, 1 thread", *cells])
     return table(head, body)
+
+
+def ratio(case: dict[str, dict], ours: str, theirs: str) -> float | None:
+    """Of the two times: the median over the turns where it was recorded, else of the medians."""
+    if ours not in case or theirs not in case:
+        return None
+    recorded = {"SB3 TD3": "times_sb3", FLOOR: "share_of_floor"}
+    return case[ours][recorded[theirs]] if theirs in recorded else case[theirs]["ms"] / case[ours]["ms"]
 
 
 def verdict(goal: float, reached: float | None) -> list[str]:

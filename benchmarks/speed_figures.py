@@ -84,7 +84,7 @@ def ratio(case: dict[str, dict], ours: str, theirs: str) -> float | None:
 def verdict(goal: float, reached: float | None) -> list[str]:
     if reached is None:
         return [f"{goal}", "not measured"]
-    return [f"{goal}", f"{reached:.2f}" + ("" if reached >= goal else ", missed")]
+    return [f"{goal}", f"{reached:.2f}" + ("" if round(reached, 2) >= goal else ", missed")]
 
 
 def growth() -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sb3_td3x.precision import processor
+
 RETURNS = Path(__file__).parent / "results" / "returns"
 COLUMNS = ["algo", "setting", "env", "seed", "timesteps", "mean_return", "std_return", "wall_seconds"]
 PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
@@ -21,16 +23,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             facts[package] = "not installed"
     return facts
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        wanted = ("model name", "cpu family", "model")
-        lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
-        found = {key.strip(): value.strip() for key, _, value in lines if key.strip() in wanted}
-        return ", ".join(f"{key} {found[key]}" for key in wanted if key in found)
-    return platform.processor()
 
 
 def read(name: str) -> dict[str, np.ndarray]:

@@ -32,3 +32,27 @@ class NonFiniteError(ValueError):
 
 class ModelFileError(ValueError):
     """A file is not a model that TD3X can load: damaged, cut off, or saved by another algorithm."""
+
+
+class UntrustedModelError(ModelFileError):
+    """
+    A file holds something that is read by running code of its author, and its reader did not say that it trusts the author.
+
+    Cured by ``trust=True``, or for a model's zip by giving the object as ``custom_objects={field: ...}``.
+
+    :param field: the model's attribute, or what else is concerned
+    :param held: what the file holds there
+    :param file: name of the file
+    """
+
+    def __init__(self, field: str, held: str, file: str = "the file"):
+        super().__init__(
+            f"{file} cannot be loaded without trusting it: {field} holds {held}, which runs code of whoever made the file. "
+            f"If you trust them, load with trust=True (td3x: --trust); a model also with custom_objects={{{field!r}: ...}}."
+        )
+        self.field = field
+        self.held = held
+        self.file = file
+
+    def __reduce__(self) -> tuple[type["UntrustedModelError"], tuple[str, str, str]]:
+        return type(self), (self.field, self.held, self.file)

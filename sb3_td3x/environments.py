@@ -16,6 +16,7 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
+from sb3_td3x.checkpoint.world import ResumableEnv
 from sb3_td3x.presets import known_class
 
 TRAINING, EVALUATION = 0, 1
@@ -41,6 +42,17 @@ class EpisodeSeeds(gym.Wrapper):
         derived = int(np.random.SeedSequence([*self.stream, self.episode]).generate_state(1)[0])
         self.episode += 1
         return self.env.reset(seed=derived, options=options)
+
+    def get_run_state(self) -> dict[str, int]:
+        """For checkpoints, see ``checkpoint/world.py``."""
+        return {"episode": self.episode}
+
+    def set_run_state(self, state: dict[str, int]) -> None:
+        self.episode = state["episode"]
+
+    def rewind(self) -> None:
+        """Let the next reset be the last one again."""
+        self.episode = max(self.episode - 1, 0)
 
 
 def require_registered(env_id: str) -> None:
@@ -72,6 +84,7 @@ def build(
     wrapper: str | dict[str, Any] | list[Any] | None = None,
     monitor_folder: Path | None = None,
     render_mode: str | None = None,
+    append: bool = False,
 ) -> VecEnv:
     """
     :param env_id: registered name
@@ -81,6 +94,7 @@ def build(
     :param wrapper: see ``wrapped``
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file
     :param render_mode: Gymnasium's; ``"rgb_array"`` for a film
+    :param append: go on with the Monitor files that are there
     """
 
     def maker(index: int) -> Callable[[], gym.Env]:
@@ -90,7 +104,8 @@ def build(
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             require_registered(env_id)  # also in a process of its own
             env = wrapped(EpisodeSeeds(_make(env_id, render_mode), seed, stream, index), wrapper)
-            return Monitor(env, None if monitor_folder is None else str(monitor_folder / str(index)))
+            file = None if monitor_folder is None else str(monitor_folder / str(index))
+            return ResumableEnv(Monitor(env, file, override_existing=not append))
 
         return make
 

@@ -1,5 +1,7 @@
 """The errors that TD3X adds to SB3's. All are ``ValueError``s, which rl-zoo3 turns into pruned trials."""
 
+from pathlib import Path
+
 
 class NonFiniteError(ValueError):
     """
@@ -56,3 +58,60 @@ class UntrustedModelError(ModelFileError):
 
     def __reduce__(self) -> tuple[type["UntrustedModelError"], tuple[str, str, str]]:
         return type(self), (self.field, self.held, self.file)
+
+
+class CheckpointError(ValueError):
+    """
+    A checkpoint cannot be written or read.
+
+    :param path: the file or folder
+    :param problem: what is wrong with it, as the rest of a sentence
+    :param last_good: steps of the last checkpoint that is whole, if another one is
+    """
+
+    def __init__(self, path: Path, problem: str, last_good: int | None = None):
+        advice = "" if last_good is None else (
+            f". The last checkpoint that is whole has {last_good:,} steps: ask for it with checkpoint={last_good} "
+            f"(td3x train --resume RUN --checkpoint {last_good})"
+        )  # fmt: skip
+        super().__init__(f"{path} {problem}{advice}")
+        self.path, self.problem, self.last_good = path, problem, last_good
+
+    def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path, str, int | None]]:
+        return type(self), (self.path, self.problem, self.last_good)
+
+
+class RunLockedError(ValueError):
+    """
+    Another process writes into this run folder.
+
+    :param folder: of the run
+    :param host: the machine of that process
+    :param pid: its number there
+    """
+
+    def __init__(self, folder: Path, host: object, pid: object):
+        super().__init__(f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder")
+        self.folder, self.host, self.pid = folder, host, pid
+
+    def __reduce__(self) -> tuple[type["RunLockedError"], tuple[Path, object, object]]:
+        return type(self), (self.folder, self.host, self.pid)
+
+
+class EnvironmentDiedError(ValueError):
+    """
+    The process of an environment of a ``SubprocVecEnv`` has ended.
+
+    :param which: indices of the environments
+    :param exit_codes: of their processes; negative is the signal that ended it
+    """
+
+    def __init__(self, which: list[int], exit_codes: list[int | None]):
+        super().__init__(
+            f"the process of environment {', '.join(map(str, which))} ended with exit code "
+            f"{', '.join(map(str, exit_codes))} (negative: a signal; -9 often means that memory ran out)"
+        )
+        self.which, self.exit_codes = which, exit_codes
+
+    def __reduce__(self) -> tuple[type["EnvironmentDiedError"], tuple[list[int], list[int | None]]]:
+        return type(self), (self.which, self.exit_codes)

@@ -22,12 +22,13 @@ from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
 from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, sample, stored_transitions
+from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-class TD3X(Overlapping, Loadable):
+class TD3X(Overlapping, Resumable, Loadable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -232,6 +233,8 @@ class TD3X(Overlapping, Loadable):
         tb_log_name: str = "TD3X",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        resume: bool = False,
     ) -> SelfTD3X:
         """
         Train for ``total_timesteps`` environment steps.
@@ -242,14 +245,19 @@ class TD3X(Overlapping, Loadable):
         :param tb_log_name: name of the run in TensorBoard
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
         :param progress_bar: show SB3's progress bar (needs tqdm and rich)
+        :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
         :raises NonFiniteError: a NaN or infinity from the environment or in an update; no step is made with it
+        :raises EnvironmentDiedError: if the process of an environment has ended
         :return: the model itself
         """
         if total_timesteps != math.inf:  # until a callback stops it
             total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
+        if resume:
+            total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
         try:
-            super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
-            self._finish_pending()
+            with explained_deaths(self.env):
+                super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+                self._finish_pending()
         finally:
             self._overlapping = False
         return self
@@ -377,7 +385,8 @@ class TD3X(Overlapping, Loadable):
         return {name: value for name, value in self.__dict__.items() if name != "_maker"}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_loading", "_is_refilling", "_maker", "_acting", "_overlapping"]
+        derived = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue")
+        return [*super()._excluded_save_params(), *derived]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

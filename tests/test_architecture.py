@@ -12,7 +12,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "replay", "policies",
-    "update", "recordable", "accelerate", "overlap", "modelfile", "loading", "td3x",
+    "update", "recordable", "accelerate", "overlap", "modelfile", "loading", "resumable", "td3x", "checkpoint",
     "presets", "rundir", "environments", "curves", "film", "experiment", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}

@@ -1,0 +1,101 @@
+"""Saving a run at regular intervals, and when it is asked to stop."""
+
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3.common.callbacks import CheckpointCallback
+
+from sb3_td3x.checkpoint import world
+from sb3_td3x.checkpoint.run import save_run
+from sb3_td3x.checkpoint.store import Checkpoint
+from sb3_td3x.resumable import StopTraining
+from sb3_td3x.td3x import TD3X
+
+
+class TD3XCheckpointCallback(CheckpointCallback):
+    """
+    SB3's ``CheckpointCallback`` whose checkpoints a run can go on from, see ``save_run`` and ``resume_run``.
+
+    A save that is due waits until the run can go on from it exactly: for the end of the episode with one environment, but not
+    past the next due save; not at all where the environments offer their state. A run that ends is saved too. Give it to
+    ``learn`` after the other callbacks.
+
+    :param save_freq: calls between two saves: environment steps with one environment
+    :param save_path: folder of the checkpoints; one run per folder
+    :param name_prefix: of each checkpoint's folder
+    :param save_replay_buffer: ``False`` makes small checkpoints, after which a buffer has to be filled again
+    :param save_vecnormalize: as in SB3; the statistics are part of the checkpoint either way
+    :param verbose: 2 prints each save
+    :param keep_last: checkpoints to keep
+    :raises CheckpointError: if a checkpoint cannot be written; the last one stays
+    """
+
+    model: TD3X
+    resumable = ("_due_at", "_saved_at")
+
+    def __init__(
+        self,
+        save_freq: int,
+        save_path: str | Path,
+        name_prefix: str = "td3x",
+        save_replay_buffer: bool = True,
+        save_vecnormalize: bool = True,
+        verbose: int = 0,
+        *,
+        keep_last: int = 2,
+    ):
+        super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
+        self.keep_last = keep_last
+        self.last: Checkpoint | None = None
+        self._due_at: int | None = 0  # the call since which a save is due: the first is made before the first step
+        self._saved_at = -1
+        self._stored_until = -1
+        self._is_stopping = False
+
+    def save_and_stop(self) -> None:
+        """Save as soon as the model is between two rollouts, and end ``learn`` there. Safe to call in a signal handler."""
+        self._is_stopping = True
+
+    def _on_training_start(self) -> None:
+        self._is_stopping = False
+        self._waits = not world.is_complete(self.training_env)
+
+    def _on_rollout_start(self) -> None:
+        self._stored_until = self.model.num_timesteps
+        if self._is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
+            self._save()
+        if self._is_stopping:
+            raise StopTraining
+
+    def _on_step(self) -> bool:
+        if self.n_calls % self.save_freq == 0 and self._due_at is None:
+            self._due_at = self.n_calls
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._stored_until = self.model.num_timesteps
+
+    def _on_training_end(self) -> None:
+        # A callback that ended training did so before the last transition was stored: that state is not a run's
+        if self._stored_until == self.model.num_timesteps:
+            self._save()
+
+    def _is_good_moment(self, waited: int) -> bool:
+        at_start = np.all(self.model._last_episode_starts)
+        return bool(not self._waits or at_start or waited >= self.save_freq)
+
+    def _save(self) -> None:
+        self._due_at = None
+        if self._saved_at == self.model.num_timesteps:
+            return
+        self._saved_at = self.model.num_timesteps
+        self.last = save_run(
+            self.model,
+            self.save_path,
+            self.locals["callback"],
+            keep_last=self.keep_last,
+            name_prefix=self.name_prefix,
+            with_replay_buffer=self.save_replay_buffer,
+        )
+        if self.verbose >= 2:
+            print(f"Saved the run to {self.last.path}")  # noqa: T201  # as SB3's callbacks do

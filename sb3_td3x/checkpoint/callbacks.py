@@ -1,0 +1,121 @@
+"""The state of callbacks: counters, best scores and histories, which SB3 starts anew with every process."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common import callbacks as sb3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from sb3_td3x.checkpoint import world
+
+# What changes while SB3's callbacks run. A class of your own names its attributes in `resumable`
+RESUMABLE: dict[type, tuple[str, ...]] = {
+    sb3.BaseCallback: ("n_calls",),
+    sb3.EventCallback: (),
+    sb3.CheckpointCallback: (),
+    sb3.StopTrainingOnRewardThreshold: (),
+    sb3.ProgressBarCallback: (),
+    sb3.LogEveryNTimesteps: (),
+    sb3.EveryNTimesteps: ("last_time_trigger",),
+    sb3.StopTrainingOnMaxEpisodes: ("n_episodes",),
+    sb3.StopTrainingOnNoModelImprovement: ("last_best_mean_reward", "no_improvement_evals"),
+    sb3.EvalCallback: (
+        "best_mean_reward",
+        "last_mean_reward",
+        "evaluations_results",
+        "evaluations_timesteps",
+        "evaluations_length",
+        "evaluations_successes",
+    ),
+}
+ONLY_COUNTS = ("n_calls",)
+
+
+def state(callbacks: MaybeCallback | Sequence[BaseCallback]) -> dict[str, Any]:
+    """
+    :return: by name: the attributes of each callback, and the state of the environments that it evaluates in
+    """
+    return {name: _state_of(callback) for name, callback in named(callbacks)}
+
+
+def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, Any]) -> list[str]:
+    """
+    :param callbacks: of the same classes, in the same order as the saved ones
+    :param saved: from ``state``
+    :return: what could not be restored, in words
+    """
+    problems = []
+    given = dict(named(callbacks))
+    for name, callback in given.items():
+        if name not in saved:
+            problems.append(f"callback {name} (it is new)")
+            continue
+        for attribute, value in saved[name]["attributes"].items():
+            setattr(callback, attribute, value)
+        if saved[name]["world"] is not None:
+            env = callback.eval_env  # type: ignore[attr-defined]
+            if not world.set_envs(env, saved[name]["world"], [False] * env.num_envs):
+                problems.append(f"the environments of callback {name}")
+        if not is_known(callback):
+            problems.append(f"callback {name} (its class does not name its state in `resumable`)")
+    for name in saved.keys() - given.keys():
+        if saved[name]["attributes"].keys() - set(ONLY_COUNTS):
+            problems.append(f"callback {name} (it was not given)")
+    return problems
+
+
+def files(callbacks: MaybeCallback | Sequence[BaseCallback]) -> list[Path]:
+    """Files that callbacks write and that belong to their state: they are put back with it."""
+    found = []
+    for _, callback in named(callbacks):
+        if isinstance(callback, sb3.EvalCallback):
+            if callback.log_path is not None:
+                found.append(Path(f"{callback.log_path}.npz"))
+            if callback.best_model_save_path is not None:
+                found.append(Path(callback.best_model_save_path) / "best_model.zip")
+        if hasattr(callback, "resumable_files"):
+            found.extend(Path(path) for path in callback.resumable_files())
+    return [path for path in found if path.exists()]
+
+
+def is_known(callback: BaseCallback) -> bool:
+    """Whether all that changes in a callback is known."""
+    return all(_attributes(cls) is not None for cls in type(callback).__mro__ if issubclass(cls, BaseCallback))
+
+
+def named(callbacks: MaybeCallback | Sequence[BaseCallback], within: str = "") -> Iterator[tuple[str, BaseCallback]]:
+    """Every callback, lists resolved and those inside others included, under its class's name and number."""
+    seen: Counter[str] = Counter()
+    for callback in _flat(callbacks):
+        kind = f"{within}{type(callback).__name__}"
+        name = f"{kind}[{seen[kind]}]"
+        seen[kind] += 1
+        yield name, callback
+        for child in ("callback_on_new_best", "callback"):  # of an EvalCallback, of an EventCallback
+            yield from named(getattr(callback, child, None), f"{name}.{child}.")
+
+
+def _flat(callbacks: Any) -> Iterator[BaseCallback]:
+    if isinstance(callbacks, sb3.CallbackList):
+        callbacks = callbacks.callbacks
+    if isinstance(callbacks, BaseCallback):
+        yield callbacks
+    elif isinstance(callbacks, (list, tuple)):
+        for one in callbacks:
+            yield from _flat(one)
+
+
+def _attributes(cls: type) -> tuple[str, ...] | None:
+    return RESUMABLE.get(cls, vars(cls).get("resumable"))
+
+
+def _state_of(callback: BaseCallback) -> dict[str, Any]:
+    names = [name for cls in type(callback).__mro__ for name in _attributes(cls) or ()]
+    evaluates = isinstance(callback, sb3.EvalCallback)
+    return {
+        "attributes": {name: getattr(callback, name) for name in names},
+        "world": world.get(callback.eval_env) if evaluates else None,  # type: ignore[attr-defined]
+    }

@@ -1,0 +1,89 @@
+"""Writing files so that a crash leaves the old one or the new one, and recognising a file that is not what was written."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sb3_td3x.errors import CheckpointError
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open a folder; its renames are journaled
+    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
+    """
+    Write a file whole or not at all: beside its place, flushed to disk, then renamed.
+
+    :param content: the bytes, or a function that writes the file at the path it is given
+    :raises CheckpointError: naming the file, if the disk is full or the folder cannot be written
+    """
+    beside = path.with_name(f".{path.name}.partial")
+    with explained(path):
+        try:
+            if isinstance(content, bytes):
+                beside.write_bytes(content)
+            else:
+                content(beside)
+            flush(beside)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        flush(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; a folder first loses its name, so that half of one is never taken for a whole."""
+    if path.is_dir():
+        hidden = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def describe(path: Path) -> dict[str, int | str]:
+    """What ``check`` compares a file with."""
+    return {"bytes": path.stat().st_size, "sha256": digest(path)}
+
+
+def check(path: Path, described: dict[str, int | str]) -> None:
+    """
+    :raises CheckpointError: naming the file, if it is missing, cut off or changed since ``describe``
+    """
+    with explained(path):
+        if not path.exists():
+            raise CheckpointError(path, "is missing")
+        if (size := path.stat().st_size) != described["bytes"]:
+            raise CheckpointError(path, f"is damaged: it has {size} bytes instead of {described['bytes']}")
+        if digest(path) != described["sha256"]:
+            raise CheckpointError(path, "is damaged: its checksum differs")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file into ``CheckpointError``."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

@@ -1,0 +1,220 @@
+"""
+The replay buffer on disk: segments of transitions that are written once and shared by all checkpoints.
+
+Transitions are numbered in the order in which they came; number n lies at index ``n % buffer_size``. A save writes those
+that are new since the last one, so that its cost follows what is new and not the size of the buffer.
+"""
+
+import hashlib
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+
+from sb3_td3x.checkpoint import files
+from sb3_td3x.errors import CheckpointError
+from sb3_td3x.replay import DeviceReplayBuffer
+
+COVERED = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer)
+MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+MARKS = ("ep_start", "ep_length", "_current_ep_start")  # hindsight replay's, which change also for old transitions
+SMALL_ROWS = 10_000
+"""A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
+
+
+def covers(buffer: ReplayBuffer) -> bool:
+    """Whether a buffer's transitions can be saved in segments; any other class is saved whole."""
+    return type(buffer) in COVERED and not getattr(buffer, "copy_info_dict", False)
+
+
+def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None) -> dict[str, Any]:
+    """
+    Write the transitions that ``previous`` does not hold.
+
+    :param folder: of the segments
+    :param previous: the last save's return value, also of an earlier process; ignored if this buffer does not continue it
+    :return: plain values that describe the buffer: ``added``, the number of transitions up to now, and ``segments``
+    :raises CheckpointError: naming the file that cannot be written
+    """
+    added = buffer.pos + buffer.buffer_size * buffer.full
+    segments: list[dict[str, Any]] = []
+    if previous is not None and _continues(buffer, previous):
+        added = previous["added"] + (buffer.pos - previous["added"]) % buffer.buffer_size
+        segments = [one for one in previous["segments"] if one["last"] > added - buffer.size()]
+    oldest = added - buffer.size()
+    first = segments[-1]["last"] if segments else oldest
+    while segments and oldest <= segments[-1]["first"] and _is_to_be_joined(segments[-1], added - first):
+        first = segments.pop()["first"]
+    if first < added:
+        segments.append(_write(buffer, folder, first, added))
+    return {**_kind(buffer), "added": added, "segments": segments}
+
+
+def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged: bool = False) -> list[str]:
+    """
+    Fill an empty buffer with what was saved.
+
+    :param buffer: of the saved class, size and spaces
+    :param saved: from ``save``
+    :param drop_damaged: go on without the transitions of damaged segments
+    :return: what is missing, in words
+    :raises CheckpointError: naming a segment that is damaged, or saved from another kind of buffer
+    """
+    if (kind := _kind(buffer)) != {name: saved[name] for name in kind}:
+        raise CheckpointError(folder, f"holds the transitions of another kind of buffer: {saved['class']}")
+    intact, missing = [], []
+    for segment in saved["segments"]:
+        try:
+            files.check(folder / segment["file"], segment)
+            intact.append(segment)
+        except CheckpointError as error:
+            if not drop_damaged:
+                raise
+            missing.append(f"transitions {segment['first']} to {segment['last'] - 1} ({error})")
+    _place(buffer, folder, intact, saved["added"], bool(missing))
+    return missing
+
+
+def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
+    """What is saved anew each time: hindsight replay's marks, and the observation after the last with shared memory."""
+    found = {name: getattr(buffer, name)[: buffer.size()] if name[0] != "_" else getattr(buffer, name) for name in MARKS
+             if hasattr(buffer, name)}  # fmt: skip
+    if buffer.optimize_memory_usage:
+        found["after"] = buffer.observations[buffer.pos]
+    return found
+
+
+def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
+    """:param saved: from ``marks``."""
+    for name, value in saved.items():
+        array = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name)
+        array[: len(value)] = value
+
+
+def cut(buffer: ReplayBuffer, open_envs: np.ndarray) -> None:
+    """
+    End the episodes that will not go on, as if cut by a time limit.
+
+    :param open_envs: ``(n_envs,)``, which environments are inside an episode
+    """
+    if not open_envs.any() or buffer.size() == 0:
+        return
+    if isinstance(buffer, HerReplayBuffer):
+        buffer.truncate_last_trajectory()
+    elif buffer.optimize_memory_usage:
+        buffer.dones[buffer.pos - 1, open_envs] = 1  # the next observation will be another episode's (SB3 issue #46)
+    elif isinstance(buffer, NStepReplayBuffer):
+        buffer.timeouts[buffer.pos - 1, open_envs] = 1  # returns must not be summed across the cut
+
+
+def _kind(buffer: ReplayBuffer) -> dict[str, Any]:
+    memory = _memory(buffer)
+    return {
+        "class": type(buffer).__name__,
+        "buffer_size": buffer.buffer_size,
+        "n_envs": buffer.n_envs,
+        "memory": {name: [list(array.shape[1:]), _dtype(array)] for name, array in memory.items()},
+    }
+
+
+def _memory(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Arrays (tensors of a device buffer) of one entry per step, those of Dict observations side by side."""
+    found: dict[str, Any] = {}
+    for name in MEMORY:
+        memory = getattr(buffer, name, None)
+        if isinstance(memory, dict):
+            found |= {f"{name}.{key}": array for key, array in memory.items()}
+        elif memory is not None:
+            found[name] = memory
+    return found
+
+
+def _dtype(array: np.ndarray | th.Tensor) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _rows(buffer: ReplayBuffer, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    index = numbers % buffer.buffer_size
+    return {
+        name: memory[th.from_numpy(index)].cpu().numpy() if isinstance(memory, th.Tensor) else memory[index]
+        for name, memory in _memory(buffer).items()
+    }
+
+
+def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
+    path = folder / f"transitions_{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
+
+    def content(beside: Path) -> None:
+        with beside.open("wb") as file:
+            np.savez(file, **_rows(buffer, np.arange(first, last)))  # type: ignore[arg-type]
+
+    files.write(path, content)
+    return {"file": path.name, "first": first, "last": last, "print": _fingerprint(buffer, first, last), **files.describe(path)}
+
+
+def _is_to_be_joined(segment: dict[str, Any], new_rows: int) -> bool:
+    """Segments grow like the digits of a counter: each row is written again a few times at most."""
+    rows = segment["last"] - segment["first"]
+    return rows < SMALL_ROWS and rows <= new_rows
+
+
+def _fingerprint(buffer: ReplayBuffer, first: int, last: int) -> str:
+    """Of up to 32 transitions, the last among them: enough to tell whether the memory still holds these."""
+    numbers = np.unique(np.linspace(first, last - 1, 32).astype(np.int64))
+    found = hashlib.sha256()
+    for array in _rows(buffer, numbers).values():
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def _continues(buffer: ReplayBuffer, previous: dict[str, Any]) -> bool:
+    """Whether the buffer still holds what was saved, where it has not been overwritten since."""
+    kind = _kind(buffer)
+    if kind != {name: previous.get(name) for name in kind}:
+        return False
+    added = previous["added"] + (buffer.pos - previous["added"]) % buffer.buffer_size
+    if added < buffer.pos + buffer.buffer_size * buffer.full:
+        return False
+    oldest = added - buffer.size()
+    whole = [one for one in previous["segments"] if one["first"] >= oldest]
+    partly = [one for one in previous["segments"] if one["first"] < oldest < one["last"]]
+    if not whole and not partly:
+        return False
+    return all(_fingerprint(buffer, one["first"], one["last"]) == one["print"] for one in whole)
+
+
+def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], added: int, incomplete: bool) -> None:
+    memory = _memory(buffer)
+    in_place = not incomplete or isinstance(buffer, HerReplayBuffer)  # whose marks name indices
+    oldest = max(added - buffer.buffer_size, 0)
+    count = 0
+    for segment in segments:
+        numbers = np.arange(max(segment["first"], oldest), segment["last"])
+        index = numbers % buffer.buffer_size if in_place else np.arange(count, count + len(numbers))
+        count += len(numbers)
+        for name, rows in _read(folder / segment["file"], memory).items():
+            values = rows[len(rows) - len(numbers) :]
+            if isinstance(memory[name], th.Tensor):
+                memory[name][th.from_numpy(index)] = th.from_numpy(values).to(memory[name])
+            else:
+                memory[name][index] = values
+        if incomplete and not in_place:
+            buffer.timeouts[count - 1] = 1  # what comes next in memory did not come next in time
+    end = added if in_place else count
+    buffer.pos, buffer.full = end % buffer.buffer_size, end >= buffer.buffer_size
+
+
+def _read(path: Path, memory: dict[str, Any]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            rows = {name: archive[name] for name in memory}
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(path, f"cannot be read: {error}") from error
+    for name, array in memory.items():
+        if rows[name].shape[1:] != tuple(array.shape[1:]) or str(rows[name].dtype) != _dtype(array):
+            raise CheckpointError(path, f"holds {name} of another shape or type")
+    return rows

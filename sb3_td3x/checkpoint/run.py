@@ -1,0 +1,220 @@
+"""Saving a whole run and going on with it: the model and everything around it that the next step depends on."""
+
+import copy
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_td3x import plain
+from sb3_td3x.checkpoint import callbacks as callback_states
+from sb3_td3x.checkpoint import files, generators, logs, replay, world
+from sb3_td3x.checkpoint.store import Checkpoint, Store
+from sb3_td3x.errors import CheckpointError
+from sb3_td3x.td3x import TD3X
+
+Callbacks = MaybeCallback | Sequence[BaseCallback]
+
+MODEL, STATE, MARKS, WHOLE_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"
+VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
+
+
+def save_run(
+    model: TD3X,
+    folder: str | Path,
+    callbacks: Callbacks = (),
+    *,
+    keep_last: int = 2,
+    name_prefix: str = "td3x",
+    with_replay_buffer: bool = True,
+) -> Checkpoint:
+    """
+    Save a run so that another process can go on with it.
+
+    The checkpoint gets its name when all of it is on the disk; until then, and if anything fails, the ones before it stay as
+    they are. Only the transitions that are new since the last save are written.
+
+    :param model: between two rollouts: before or after ``learn``, or in a callback's ``_on_rollout_start``
+    :param folder: of this run's checkpoints, made if needed; one run per folder
+    :param callbacks: those given to ``learn``; their counters, scores and histories are saved
+    :param keep_last: checkpoints to keep, this one among them
+    :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
+    :param with_replay_buffer: ``False`` saves the rest: small, but learning has to fill a buffer again
+    :return: the checkpoint; its ``manifest`` names what will not be exact
+    :raises CheckpointError: naming the file that cannot be written, for example because the disk is full
+    """
+    store = Store(Path(folder).resolve())
+    env = _env_of(model)
+    with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
+        model.save(partial_folder / MODEL)
+        surroundings = world.get(env)
+        state = {
+            "generators": generators.state(model.action_space),
+            "world": surroundings,
+            "callbacks": callback_states.state(callbacks),
+            "files": _copy_in(callback_states.files(callbacks), partial_folder, store.folder),
+        }
+        (partial_folder / STATE).write_text(json.dumps(plain.encode(state), allow_nan=False))
+        described = _save_buffer(model, store, partial_folder) if with_replay_buffer else {}
+        checkpoint = complete(
+            {
+                "total": model._total_timesteps,
+                "updates": model._n_updates,
+                "replay": described,
+                "logs": logs.lengths(model.logger, env, store.folder) if hasattr(model, "_logger") else {},
+                "path": model.update_path,
+                "versions": {name: version(name) for name in VERSIONS},
+                "not_exact": _not_exact(model, surroundings, callbacks, described),
+            }
+        )
+    store.prune(keep_last)
+    return checkpoint
+
+
+def resume_run(
+    folder: str | Path,
+    env: GymEnv,
+    callbacks: Callbacks = (),
+    *,
+    checkpoint: int | None = None,
+    trust: bool = False,
+    drop_damaged: bool = False,
+    **kwargs: Any,
+) -> TD3X:
+    """
+    The model of a saved run, on which ``learn(total, resume=True)`` goes on.
+
+    What could not be restored is named in a warning. Random generators and environments get their saved state when ``learn``
+    begins, so that what happens before does not matter.
+
+    :param folder: given to ``save_run``
+    :param env: built as the run's was
+    :param callbacks: of the same classes and in the same order as those saved; they get their saved state
+    :param checkpoint: environment steps of the one to use; ``None`` is the newest
+    :param trust: run code from the checkpoint, see ``TD3X.load``
+    :param drop_damaged: go on without the transitions of damaged files
+    :param kwargs: as for ``TD3X.load``: attributes to change, ``device``, ``custom_objects``
+    :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last one that is whole
+    """
+    store = Store(Path(folder).resolve())
+    found = store.find(checkpoint)
+    state = _read_state(found)
+    model = TD3X.load(found.path / MODEL, env=env, force_reset=False, trust=trust, **kwargs)
+    problems = _load_buffer(model, store, found, trust, drop_damaged)
+    logs.truncate(found.manifest["logs"], store.folder)
+    for name, target in state["files"].items():
+        files.write(store.folder / target, (found.path / name).read_bytes())
+    problems += callback_states.restore(callbacks, state["callbacks"])
+    model._on_continue = partial(_continue, model, state, problems)
+    return model
+
+
+def _env_of(model: TD3X) -> VecEnv:
+    env = model.get_env()
+    if env is None:
+        raise ValueError("a model without an environment has no run to save: use model.save")
+    return env
+
+
+def _save_buffer(model: TD3X, store: Store, folder: Path) -> dict[str, Any]:
+    buffer = model.replay_buffer
+    if not replay.covers(buffer):
+        model.save_replay_buffer(folder / WHOLE_BUFFER)
+        return {}
+    if marks := replay.marks(buffer):
+        np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
+    previous = store.checkpoints()[-1:]
+    return replay.save(buffer, store.segments, previous[0].manifest["replay"] if previous else None)
+
+
+def _load_buffer(model: TD3X, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
+    if (whole := found.path / WHOLE_BUFFER).exists():
+        model.load_replay_buffer(whole, truncate_last_traj=False, trust=trust)
+        return []
+    if not found.manifest["replay"]:
+        return ["the replay buffer (it was not saved)"]
+    try:
+        missing = replay.load(model.replay_buffer, store.segments, found.manifest["replay"], drop_damaged)
+    except CheckpointError as error:
+        raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
+                              "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
+    if (found.path / MARKS).exists():
+        with np.load(found.path / MARKS, allow_pickle=False) as archive:
+            replay.set_marks(model.replay_buffer, dict(archive))
+    return missing
+
+
+def _copy_in(paths: list[Path], folder: Path, base: Path) -> dict[str, str]:
+    """Copy the callbacks' files; return, for each copy's name, where it belongs, relative to the checkpoints' folder."""
+    copies = {}
+    for number, path in enumerate(paths):
+        name = f"{number}_{path.name}"
+        shutil.copyfile(path, folder / name)
+        copies[name] = os.path.relpath(path.resolve(), base)
+    return copies
+
+
+def _read_state(found: Checkpoint) -> dict[str, Any]:
+    path = found.path / STATE
+    try:
+        return plain.decode(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(path, f"cannot be read: {error}") from error
+
+
+def _not_exact(model: TD3X, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:
+    """What will differ from a run that was never interrupted, in words."""
+    reasons = []
+    if not surroundings["complete"] and not np.all(model._last_episode_starts):
+        reasons.append("the episodes under way: the environments do not offer their state, so they will be cut here")
+    reasons += [f"callback {name}" for name, one in callback_states.named(callbacks) if not callback_states.is_known(one)]
+    if not described:
+        reasons.append("the replay buffer, unless it is saved whole")
+    return reasons
+
+
+def _continue(model: TD3X, state: dict[str, Any], problems: list[str]) -> None:
+    """Give environments and generators their saved state: the last thing before the first step."""
+    env = _env_of(model)
+    problems = [*problems, *_continue_world(model, env, state["world"])]
+    problems += generators.restore(state["generators"], model.action_space)
+    for problem in problems:
+        warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
+
+
+def _continue_world(model: TD3X, env: VecEnv, saved: dict[str, Any]) -> list[str]:
+    at_start = np.asarray(model._last_episode_starts, dtype=bool)
+    expected = copy.deepcopy(model._last_obs)
+    reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
+    if saved["complete"] and reached:
+        world.set_vec(env, saved)
+        return []
+    model._last_obs = env.reset()  # type: ignore[assignment]
+    world.set_vec(env, saved)
+    normalization = model.get_vec_normalize_env()
+    if normalization is not None:
+        model._last_original_obs = normalization.get_original_obs()
+        model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
+    replay.cut(model.replay_buffer, ~at_start)
+    if not at_start.all():
+        return ["the episodes that were under way, which are cut here"]
+    if not _equal(model._last_obs, expected):
+        return ["the environments: their reset gives another observation (wrap them in EpisodeSeeds, or offer get_run_state)"]
+    model._last_obs = expected
+    return []
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    return np.array_equal(left, right)

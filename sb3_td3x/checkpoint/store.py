@@ -1,0 +1,187 @@
+"""The folder of a run's checkpoints: finding them, judging whether they are whole, adding one, removing old ones."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sb3_td3x.checkpoint import files
+from sb3_td3x.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SEGMENTS = "replay"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """
+    One checkpoint: a folder of files and a manifest that lists them with their checksums.
+
+    :param path: ``<folder>/<prefix>_<steps>_steps``
+    :param manifest: plain values; ``number`` counts the saves of the run, ``steps`` the environment steps
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def steps(self) -> int:
+        return self.manifest["steps"]
+
+    @property
+    def total(self) -> float:
+        """Steps that the run is to make in all."""
+        return self.manifest["total"]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.steps >= self.total
+
+    def check(self) -> None:
+        """
+        :raises CheckpointError: naming the file of this checkpoint that is missing or damaged
+        """
+        for name, described in self.manifest["files"].items():
+            files.check(self.path / name, described)
+
+
+class Store:
+    """
+    :param folder: holds one folder per checkpoint, and ``replay/`` with the segments that they share
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.segments = folder / SEGMENTS
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All with a readable manifest, oldest first."""
+        found = []
+        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+            try:
+                found.append(Checkpoint(path.parent, _read(path)))
+            except CheckpointError:
+                continue
+        return sorted(found, key=lambda one: one.manifest["number"])
+
+    def find(self, steps: int | None = None) -> Checkpoint:
+        """
+        The newest checkpoint, or the newest of so many steps, checked file by file.
+
+        :raises CheckpointError: if there is none, or it is damaged; it names the file and the last one that is whole
+        """
+        damaged = [path.parent for path in self.folder.glob(f"[!.]*/{MANIFEST}") if not _is_readable(path)]
+        every = self.checkpoints()
+        wanted = every if steps is None else [one for one in every if one.steps == steps]
+        newest_is_damaged = steps is None and any(_order(path) > max(map(_order, (c.path for c in every)), default=-1) for path in damaged)
+        if newest_is_damaged:
+            path = max(damaged, key=_order)
+            raise CheckpointError(path / MANIFEST, "is damaged", _steps(_last_whole(every)))
+        if not wanted:
+            there = ", ".join(f"{one.steps:,}" for one in every) or "none"
+            which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
+            raise CheckpointError(self.folder, f"holds {which} (there: {there})")
+        try:
+            wanted[-1].check()
+        except CheckpointError as error:
+            others = [one for one in every if one is not wanted[-1]]
+            raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
+        return wanted[-1]
+
+    @contextmanager
+    def adding(self, prefix: str, steps: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
+        """
+        A new checkpoint, which gets its name when all of it is on the disk.
+
+        :return: the folder to write files into, and the function that ends it with its manifest
+        """
+        self.segments.mkdir(parents=True, exist_ok=True)
+        number = max((one.manifest["number"] for one in self.checkpoints()), default=0) + 1
+        name = f"{prefix}_{steps}_steps"
+        while (self.folder / name).exists():
+            name += "_again"
+        partial = self.folder / f".{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+
+        def complete(manifest: dict[str, Any]) -> Checkpoint:
+            listed = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
+            whole = {"format": FORMAT, "number": number, "steps": steps, **manifest, "files": listed}
+            for path in partial.iterdir():
+                files.flush(path)
+            files.write(partial / MANIFEST, _sealed(whole))
+            partial.rename(self.folder / name)
+            files.flush(self.folder)
+            return Checkpoint(self.folder / name, whole)
+
+        try:
+            with files.explained(partial):
+                yield partial, complete
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def prune(self, keep_last: int) -> None:
+        """Remove all checkpoints but the newest, then the segments that none of those needs."""
+        every = self.checkpoints()
+        kept = every[-keep_last:]
+        for old in every[:-keep_last]:
+            files.remove(old.path)
+        needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
+        for path in self.segments.iterdir():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+        for hidden in self.folder.glob(".*.partial"):
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _sealed(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON, its own checksum in the first line."""
+    text = json.dumps(manifest, indent=1)
+    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """
+    :raises CheckpointError: if it is damaged or of a newer format
+    """
+    with files.explained(path):
+        content = path.read_bytes()
+    seal, _, text = content.decode(errors="replace").partition("\n")
+    if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
+        raise CheckpointError(path, "is damaged: its checksum differs")
+    manifest = json.loads(text)
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(path, f"has format {manifest['format']}, newer than this sb3_td3x reads ({FORMAT})")
+    return manifest
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        _read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _order(path: Path) -> float:
+    """When a checkpoint whose manifest may be unreadable was made."""
+    return path.stat().st_mtime
+
+
+def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    for one in reversed(checkpoints):
+        try:
+            one.check()
+        except CheckpointError:
+            continue
+        return one
+    return None
+
+
+def _steps(checkpoint: Checkpoint | None) -> int | None:
+    return None if checkpoint is None else checkpoint.steps

@@ -1,0 +1,220 @@
+"""
+What surrounds the learner: its environments and the layers around them.
+
+An environment whose state can be given and taken offers two methods, ``get_run_state()`` (plain values and arrays) and
+``set_run_state(state)``. Of the usual wrappers the state is known. Where all layers of an environment offer theirs, a run
+goes on inside the episode; where not, it goes on with the reset that began the episode, if that reset can be repeated
+(``rewind()``), or with a new episode.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import wrappers
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from sb3_td3x.overlap import OverlapVecEnv
+
+# The attributes that change while these wrappers run; all others stay as they were made
+LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
+    wrappers.TimeLimit: ("_elapsed_steps",),
+    wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
+    wrappers.PassiveEnvChecker: (),  # checks the first reset and step of every process
+    wrappers.ClipAction: (),
+    wrappers.RescaleAction: (),
+    wrappers.RescaleObservation: (),
+    wrappers.FlattenObservation: (),
+    wrappers.FilterObservation: (),
+    wrappers.TransformAction: (),
+    wrappers.TransformObservation: (),
+    wrappers.TransformReward: (),
+    Monitor: ("rewards", "needs_reset", "episode_returns", "episode_lengths", "episode_times", "total_steps", "current_reset_info"),
+}
+VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
+    VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
+    VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
+    VecTransposeImage: (),
+    VecCheckNan: (),
+    OverlapVecEnv: (),
+}  # fmt: skip
+
+
+class ResumableEnv(gym.Wrapper):
+    """
+    The outermost layer of an environment, through which a checkpoint reaches all others, also in another process.
+
+    :param env: with all its wrappers
+    """
+
+    def get_world(self) -> dict[str, Any]:
+        """
+        :return: ``layers``: each layer's state, outermost first, ``None`` where it offers none; ``complete``: whether all do
+        """
+        layers = [_state_of(layer) for layer in _layers(self.env)]
+        random = getattr(self.unwrapped, "_np_random", None)
+        return {
+            "layers": layers,
+            "random": None if random is None else random.bit_generator.state,
+            "complete": None not in layers,
+        }
+
+    def set_world(self, world: dict[str, Any], rewind: bool) -> None:
+        """
+        :param world: from ``get_world``
+        :param rewind: let the next reset be the one that began the saved episode
+        """
+        for layer, state in zip(_layers(self.env), world["layers"], strict=True):
+            if state is not None:
+                _set_state_of(layer, state)
+            if rewind and hasattr(type(layer), "rewind"):
+                layer.rewind()
+        if world["random"] is not None:
+            self.unwrapped.np_random.bit_generator.state = world["random"]
+
+
+def get(env: VecEnv) -> dict[str, Any]:
+    """
+    The state of all environments and of the layers around them.
+
+    :return: ``envs``: one entry per environment, or ``None`` where they cannot be reached; ``vec``: the layers' states;
+        ``complete``: whether the next step can follow from it
+    """
+    layers = list(_vec_layers(env))
+    envs = _call(layers[-1], "get_world")
+    known = [type(layer) in VEC_LAYERS for layer in layers[:-1]]
+    return {
+        "envs": envs,
+        "vec": [_plain(layer) for layer in layers[:-1]],
+        "complete": envs is not None and all(one["complete"] for one in envs) and all(known),
+    }
+
+
+def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
+    """
+    Give the environments their saved state. Where it is not complete, a reset has to follow.
+
+    :param rewind: for each environment, whether its next reset is to be the one that began the saved episode
+    :return: whether that was possible: not for environments that cannot be reached or are built differently
+    """
+    innermost = list(_vec_layers(env))[-1]
+    if world["envs"] is None or len(world["envs"]) != env.num_envs:
+        return False
+    arguments = list(zip(world["envs"], rewind, strict=True))
+    try:
+        return _call(innermost, "set_world", arguments) is not None
+    except ValueError:  # other wrappers than the saved ones
+        return False
+
+
+def set_vec(env: VecEnv, world: dict[str, Any]) -> None:
+    """Give the layers around the environments their saved state; after a reset, which changes it."""
+    layers = list(_vec_layers(env))[:-1]
+    for layer, state in zip(layers, world["vec"], strict=False):
+        if state is not None and state["class"] == type(layer).__name__:
+            _set_plain(layer, state)
+
+
+def is_complete(env: VecEnv) -> bool:
+    """Whether a run can go on inside an episode of these environments."""
+    return get(env)["complete"]
+
+
+def monitor_files(env: VecEnv) -> list[str]:
+    """The ``monitor.csv`` files that the environments write."""
+    envs = get(env)["envs"] or []
+    return [state["file"] for one in envs for state in one["layers"] if state is not None and state.get("file")]
+
+
+def _layers(env: gym.Env) -> Iterator[gym.Env]:
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _vec_layers(env: VecEnv) -> Iterator[VecEnv]:
+    while isinstance(env, VecEnvWrapper):
+        if not isinstance(env, OverlapVecEnv):  # only there while `learn` runs
+            yield env
+        env = env.venv
+    yield env
+
+
+def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]] | None = None) -> list[Any] | None:
+    """Call a method of every environment's ``ResumableEnv``; a ``DummyVecEnv`` does not need to have them."""
+    each = arguments or [()] * env.num_envs
+    if isinstance(env, DummyVecEnv):
+        found = [one if isinstance(one, ResumableEnv) else ResumableEnv(one) for one in env.envs]
+        return [getattr(one, name)(*own) for one, own in zip(found, each, strict=True)]
+    if not env.has_attr(name):
+        return None
+    return [env.env_method(name, *own, indices=[index])[0] for index, own in enumerate(each)]
+
+
+def _state_of(layer: gym.Env) -> Any:
+    if hasattr(type(layer), "get_run_state"):
+        return layer.get_run_state()  # type: ignore[attr-defined]
+    if type(layer) not in LAYERS:
+        return None
+    state = {name: getattr(layer, name) for name in LAYERS[type(layer)] if hasattr(layer, name)}  # type: ignore[index]
+    if isinstance(layer, Monitor):
+        writer = layer.results_writer
+        file = None if writer is None else os.path.realpath(writer.file_handler.name)
+        return {**state, "elapsed": time.time() - layer.t_start, "file": file}
+    return state
+
+
+def _set_state_of(layer: gym.Env, state: dict[str, Any]) -> None:
+    if hasattr(type(layer), "set_run_state"):
+        layer.set_run_state(state)  # type: ignore[attr-defined]
+        return
+    for name in LAYERS[type(layer)]:  # type: ignore[index]
+        if name in state:
+            setattr(layer, name, state[name])
+    if isinstance(layer, Monitor):
+        layer.t_start = time.time() - state["elapsed"]  # the time between two sessions is nobody's
+
+
+def _plain(layer: VecEnv) -> dict[str, Any] | None:
+    """A vectorised layer's state, in arrays and numbers."""
+    if type(layer) not in VEC_LAYERS:
+        return None
+    state = {name: getattr(layer, name, None) for name in VEC_LAYERS[type(layer)]}
+    return {"class": type(layer).__name__, **{name: _statistics(value) for name, value in state.items()}}
+
+
+def _statistics(value: Any) -> Any:
+    if isinstance(value, RunningMeanStd):
+        return {"mean": value.mean, "var": value.var, "count": value.count}
+    if isinstance(value, dict):
+        return {key: _statistics(one) for key, one in value.items()}
+    return value
+
+
+def _set_plain(layer: VecEnv, state: dict[str, Any]) -> None:
+    for name in VEC_LAYERS[type(layer)]:
+        if state[name] is not None:
+            _set_statistics(layer, name, getattr(layer, name, None), state[name])
+
+
+def _set_statistics(layer: VecEnv, name: str, present: Any, saved: Any) -> None:
+    if isinstance(present, RunningMeanStd):
+        present.mean, present.var, present.count = saved["mean"], saved["var"], saved["count"]
+    elif isinstance(present, dict) and any(isinstance(one, RunningMeanStd) for one in present.values()):
+        for key, one in present.items():
+            one.mean, one.var, one.count = saved[key]["mean"], saved[key]["var"], saved[key]["count"]
+    else:
+        setattr(layer, name, saved)

@@ -1,0 +1,75 @@
+"""Going on with a run: what an algorithm adds to SB3's loop so that a saved run continues and one can be stopped cleanly."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
+
+from sb3_td3x.errors import EnvironmentDiedError
+
+
+class StopTraining(Exception):
+    """
+    Raised by a callback in ``_on_rollout_start`` to end ``learn`` there, where everything is stored.
+
+    Returning ``False`` from ``_on_step`` ends it before SB3 has stored the transition of that step.
+    """
+
+
+class Resumable(OffPolicyAlgorithm):
+    """An off-policy algorithm that can be stopped between two rollouts and can go on with a saved run."""
+
+    _on_continue: Callable[[], None] | None = None  # gives everything around the model its saved state
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+        try:
+            return super().collect_rollouts(*args, **kwargs)
+        except StopTraining:
+            return RolloutReturn(0, 0, continue_training=False)
+
+    def _store_transition(  # type: ignore[override]  # the same parameters
+        self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
+    ) -> None:
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self._last_episode_starts = dones  # SB3 keeps it for on-policy algorithms only
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        noise = copy.deepcopy(self.action_noise)
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        on_continue, self._on_continue = self._on_continue, None
+        if on_continue is not None and not reset_num_timesteps:
+            if type(noise) is type(self.action_noise):
+                self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
+            on_continue()
+        return result
+
+
+@contextmanager
+def explained_deaths(env: VecEnv | None) -> Iterator[None]:
+    """Say which environment's process has ended where SB3 would raise what its pipe raises."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        while isinstance(env, VecEnvWrapper):
+            env = env.venv
+        if not isinstance(env, SubprocVecEnv):
+            raise
+        for process in env.processes:
+            process.join(timeout=1)  # its pipe closes a moment before it ends
+        dead = {index: process.exitcode for index, process in enumerate(env.processes) if not process.is_alive()}
+        if not dead:
+            raise
+        raise EnvironmentDiedError(list(dead), list(dead.values())) from error

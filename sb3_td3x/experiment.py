@@ -4,8 +4,8 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,17 +14,22 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x import environments, presets
+from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, logs, resume_run
+from sb3_td3x.checkpoint.lock import is_held
+from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.errors import ModelFileError
+from sb3_td3x.evaluation import AfterEvaluation, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
+
+# rl-zoo3's names in args.yml, where they are not ours
+ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Experiment:
     :param eval_freq: environment steps between two evaluations
     :param eval_episodes: episodes of an evaluation, 1 or more
     :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    :param save_freq: environment steps between two checkpoints
     :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down badly on a busy one
     :param out: folder that holds the runs
     """
@@ -54,6 +60,7 @@ class Experiment:
     n_envs: int | None = None
     eval_freq: int = 5_000
     eval_episodes: int = 10
+    save_freq: int = 10_000
     device: str = "auto"
     threads: int = 1
     out: Path = Path("logs")
@@ -75,22 +82,31 @@ class Experiment:
         entry["n_timesteps"] = whole("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
         return entry
 
+    @classmethod
+    def of_arguments(cls, folder: RunDir) -> "Experiment":
+        """The settings of a run as its folder holds them."""
+        arguments = folder.arguments()
+        own = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls) if field.name != "out"}
+        values = {name: arguments[key] for name, key in own.items() if key in arguments}
+        return cls(**{**values, "overrides": tuple(arguments["overrides"]), "out": folder.path.parent.parent})
+
 
 @dataclass
 class Run:
-    """A run that is ready to start: its folder, model and environments."""
+    """A run that is ready to start or to go on: its folder, model and environments."""
 
     experiment: Experiment
     folder: RunDir
     hyperparameters: dict[str, Any]
     model: TD3X
     evaluation_env: VecEnv
+    is_resumed: bool
+    resources: ExitStack  # the lock of the folder and the environments
 
-    def close(self) -> None:
-        env = self.model.get_env()
-        if env is not None:
-            env.close()
-        self.evaluation_env.close()
+    @property
+    def total(self) -> int:
+        """Environment steps in all."""
+        return self.hyperparameters["n_timesteps"]
 
 
 def prepare(experiment: Experiment) -> Run:
@@ -103,30 +119,92 @@ def prepare(experiment: Experiment) -> Run:
     environments.require_registered(experiment.env_id)
     require_device(experiment.device)
     entry = experiment.hyperparameters()
-    for name in ("eval_freq", "eval_episodes"):
+    for name in ("eval_freq", "eval_episodes", "save_freq"):
         whole(name, getattr(experiment, name), minimum=1)
     th.set_num_threads(whole("threads", experiment.threads, minimum=1))
     folder = RunDir.create(experiment.out, experiment.env_id)
-    opened: list[VecEnv] = []
-    try:
-        # First the evaluation's one environment, in this process: what is wrong with it is said here, not in a worker
-        evaluation = _environment(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
-        opened.append(evaluation)
-        env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder)
-        opened.append(env)
-        arguments = presets.model_arguments(entry, env.action_space.shape or ())
-        model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **arguments)
-        folder.write_settings(entry, _arguments(experiment))
-    except BaseException as error:
-        for made in opened:
-            made.close()
-        shutil.rmtree(folder.path)
-        if isinstance(error, Exception):
-            raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
-        raise
-    logs = ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
-    model.set_logger(configure(str(folder.path), logs))
-    return Run(experiment, folder, entry, model, evaluation)
+    with ExitStack() as resources:
+        try:
+            resources.enter_context(RunLock(folder.path))
+            evaluation, env = _environments(resources, experiment, entry, folder)
+            arguments = presets.model_arguments(entry, env.action_space.shape or ())
+            model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **arguments)
+            folder.write_settings(entry, _arguments(experiment))
+        except BaseException as error:
+            resources.close()
+            shutil.rmtree(folder.path)
+            if isinstance(error, Exception):
+                raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
+            raise
+        model.set_logger(logs.configure(folder.path, _log_formats()))
+        return Run(experiment, folder, entry, model, evaluation, False, resources.pop_all())
+
+
+def resume(
+    folder: RunDir,
+    steps: float | None = None,
+    checkpoint: int | None = None,
+    trust: bool = False,
+    drop_damaged: bool = False,
+) -> Run:
+    """
+    A run that goes on from its newest checkpoint, with the settings in its folder.
+
+    :param folder: of the run
+    :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
+    :param checkpoint: steps of the checkpoint to go on from; ``None`` is the newest
+    :param trust: run code from the checkpoint, see ``TD3X.load``
+    :param drop_damaged: go on without transitions whose file is damaged
+    :raises CheckpointError: if there is none, or it is damaged
+    :raises RunLockedError: if another process writes there
+    :raises ValueError: if nothing is left to do
+    """
+    experiment = Experiment.of_arguments(folder)
+    environments.require_registered(experiment.env_id)
+    require_device(experiment.device)
+    th.set_num_threads(experiment.threads)
+    with ExitStack() as resources:
+        resources.enter_context(RunLock(folder.path))
+        found = Store(folder.checkpoints).find(checkpoint)
+        entry = {**folder.config(), "n_timesteps": whole("steps", found.total if steps is None else steps, minimum=1)}
+        if found.steps >= entry["n_timesteps"]:
+            raise ValueError(f"{folder.path} has made {found.steps:,} steps of {entry['n_timesteps']:,}: --steps extends it")
+        logs.truncate(found.manifest["logs"], folder.checkpoints)
+        evaluation, env = _environments(resources, experiment, entry, folder, append=True)
+        model = resume_run(
+            folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
+        )
+        if steps is not None:
+            folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
+        model.set_logger(logs.configure(folder.path, _log_formats()))
+        return Run(experiment, folder, entry, model, evaluation, True, resources.pop_all())
+
+
+def unfinished(experiment: Experiment) -> list[RunDir]:
+    """The runs of these settings that could be resumed, newest last; those that are being written are left out."""
+    wanted = _settings(_arguments(experiment))
+    found = []
+    for folder in RunDir.all(experiment.out, experiment.env_id):
+        checkpoints = Store(folder.checkpoints).checkpoints()
+        if not checkpoints or checkpoints[-1].is_finished or is_held(folder.path / "lock"):
+            continue
+        if _settings(folder.arguments()) == wanted:
+            found.append(folder)
+    return found
+
+
+def differing_settings(experiment: Experiment) -> dict[str, list[str]]:
+    """For each run that could be resumed but for its settings: what differs, as ``name: theirs, not ours``."""
+    wanted = _settings(_arguments(experiment))
+    differences = {}
+    for folder in RunDir.all(experiment.out, experiment.env_id):
+        checkpoints = Store(folder.checkpoints).checkpoints()
+        if checkpoints and not checkpoints[-1].is_finished:
+            theirs = _settings(folder.arguments())
+            differences[folder.path.name] = [
+                f"{name}: {theirs.get(name)}, not {value}" for name, value in wanted.items() if theirs.get(name) != value
+            ]
+    return differences
 
 
 def train(
@@ -135,30 +213,31 @@ def train(
     """
     Train to the end, or to the first Ctrl-C or SIGTERM. In either case, and after an error, the last model is saved.
 
-    :param run: from ``prepare``; its environments are closed
+    :param run: from ``prepare`` or ``resume``; its environments are closed
     :param callbacks: called at every step, after the evaluation
     :param on_evaluation: called after every evaluation with the callback that made it
     :return: whether the run reached its last step
     """
-    stop = StopOnSignal()
+    n_envs = run.model.n_envs
     evaluation = Evaluation(
         run.evaluation_env,
         n_eval_episodes=run.experiment.eval_episodes,
-        eval_freq=max(run.experiment.eval_freq // run.model.n_envs, 1),
+        eval_freq=max(run.experiment.eval_freq // n_envs, 1),
         log_path=str(run.folder.path),
         best_model_save_path=str(run.folder.path),
         callback_on_new_best=SaveNormalization(run.folder.best_normalization),
         callback_after_eval=AfterEvaluation(run.folder, on_evaluation),
         verbose=0,
     )
-    try:
-        with stop.listening():
-            run.model.learn(run.hyperparameters["n_timesteps"], callback=CallbackList([evaluation, *callbacks, stop]))
-    finally:
-        run.model.save(run.folder.last_model)
-        save_normalization(run.model, run.folder.normalization)
-        run.close()
-    return not stop.requested
+    checkpoint = TD3XCheckpointCallback(max(run.experiment.save_freq // n_envs, 1), run.folder.checkpoints)
+    with run.resources:
+        try:
+            with _stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
+                run.model.learn(run.total, CallbackList([evaluation, *callbacks, checkpoint]), resume=run.is_resumed)
+        finally:
+            run.model.save(run.folder.last_model)
+            save_normalization(run.model, run.folder.normalization)
+    return not is_stopped()
 
 
 def load_model(folder: RunDir, env: VecEnv, device: str = "auto") -> TD3X:
@@ -254,85 +333,46 @@ def require_device(device: str) -> None:
         raise ValueError(f"SB3 runs on cpu and cuda, not on {device!r}")
 
 
-def save_normalization(model: BaseAlgorithm, path: Path) -> None:
-    """Write ``VecNormalize``'s statistics, if there are any; a NaN that has spoilt them never replaces good ones."""
-    normalization = model.get_vec_normalize_env()
-    if normalization is None:
-        return
-    statistics = normalization.obs_rms
-    for one in statistics.values() if isinstance(statistics, dict) else [statistics]:
-        if not (np.isfinite(one.mean).all() and np.isfinite(one.var).all()):
-            return
-    beside = path.with_suffix(".partial")
-    normalization.save(str(beside))
-    beside.replace(path)
+@contextmanager
+def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts. Gives a function that says whether one came."""
+    received: list[int] = []
 
-
-class SaveNormalization(BaseCallback):
-    """Keep the normalisation that belongs to the best model."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-
-    def _on_step(self) -> bool:
-        save_normalization(self.model, self.path)
-        return True
-
-
-class Evaluation(EvalCallback):
-    """Also evaluates where training ends, so that even the shortest run has a score, a best model and a curve."""
-
-    def _on_training_end(self) -> None:
-        if self.evaluations_timesteps[-1:] != [self.num_timesteps]:
-            self.eval_freq = 1
-            self._on_step()
-
-
-class AfterEvaluation(BaseCallback):
-    """Redraw the curve and tell the caller."""
-
-    parent: EvalCallback
-
-    def __init__(self, folder: RunDir, on_evaluation: Callable[[EvalCallback], None]):
-        super().__init__()
-        self.folder = folder
-        self.on_evaluation = on_evaluation
-
-    def _on_step(self) -> bool:
-        if find_spec("matplotlib") is not None:
-            from sb3_td3x.curves import draw
-
-            draw([self.folder], self.folder.curve)
-        self.on_evaluation(self.parent)
-        return True
-
-
-class StopOnSignal(BaseCallback):
-    """The first Ctrl-C or SIGTERM ends training at the next step; a second Ctrl-C aborts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requested = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may handle signals
-            return
-        before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _on_step(self) -> bool:
-        return not self.requested
+    # Only the main thread may handle signals
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environments(
+    resources: ExitStack, experiment: Experiment, entry: dict[str, Any], folder: RunDir, append: bool = False
+) -> tuple[VecEnv, VecEnv]:
+    """The evaluation's one environment and the training's, closed with ``resources``."""
+    # First the evaluation's, in this process: what is wrong with it is said here, not in a worker
+    evaluation = _environment(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
+    resources.callback(_close, evaluation)
+    env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder, append=append)
+    resources.callback(_close, env)
+    return evaluation, env
+
+
+def _close(env: VecEnv) -> None:
+    """Also where a process of it has died."""
+    with suppress(EOFError, ConnectionError):
+        env.close()
+
+
+def _log_formats() -> list[str]:
+    return ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
 
 
 def _environment(
@@ -342,6 +382,7 @@ def _environment(
     stream: int,
     monitor: RunDir | None = None,
     render_mode: str | None = None,
+    append: bool = False,
 ) -> VecEnv:
     env = environments.build(
         env_id,
@@ -351,6 +392,7 @@ def _environment(
         wrapper=entry.get("env_wrapper"),
         monitor_folder=None if monitor is None else monitor.path,
         render_mode=render_mode,
+        append=append,
     )
     training = stream == environments.TRAINING
     return environments.normalized(env, entry.get("normalize"), entry.get("gamma", 0.99), training)
@@ -358,18 +400,16 @@ def _environment(
 
 def _arguments(experiment: Experiment) -> dict[str, Any]:
     """The command's arguments under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
+    values = {field.name: getattr(experiment, field.name) for field in fields(experiment) if field.name != "out"}
     return {
         "algo": ALGORITHM,
-        "env": experiment.env_id,
-        "seed": experiment.seed,
-        "preset": experiment.preset,
+        **{ARGUMENT_NAMES.get(name, name): value for name, value in values.items()},
         "overrides": list(experiment.overrides),
-        "n_timesteps": experiment.steps,
-        "n_envs": experiment.n_envs,
-        "eval_freq": experiment.eval_freq,
-        "eval_episodes": experiment.eval_episodes,
-        "device": experiment.device,
-        "num_threads": experiment.threads,
         "env_kwargs": None,
-        "versions": {name: version(name) for name in ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")},
+        "versions": {name: version(name) for name in VERSIONS},
     }
+
+
+def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that make one run another."""
+    return {name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs")}

@@ -25,7 +25,8 @@ class StopTraining(Exception):
 class Resumable(OffPolicyAlgorithm):
     """An off-policy algorithm that can be stopped between two rollouts and can go on with a saved run."""
 
-    _on_continue: Callable[[], None] | None = None  # gives everything around the model its saved state
+    resumptions: list[dict[str, Any]]
+    _on_continue: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         try:
@@ -33,7 +34,7 @@ class Resumable(OffPolicyAlgorithm):
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
 
-    def _store_transition(  # type: ignore[override]  # the same parameters
+    def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
@@ -53,7 +54,7 @@ class Resumable(OffPolicyAlgorithm):
         if on_continue is not None and not reset_num_timesteps:
             if type(noise) is type(self.action_noise):
                 self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
-            on_continue()
+            on_continue(result[1])
         return result
 
 

@@ -59,6 +59,18 @@ class RunDir:
         arguments = _read(found[0])
         return cls(path, arguments["env"])
 
+    @classmethod
+    def all(cls, out: Path, env_id: str) -> list["RunDir"]:
+        """The runs of an environment, by their numbers."""
+        parent, name = out / ALGORITHM, re.escape(_file_name(env_id))
+        numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := re.fullmatch(rf"{name}_(\d+)", path.name))]
+        return [cls(path, env_id) for _, path in sorted(numbered) if (path / _file_name(env_id) / "args.yml").exists()]
+
+    @property
+    def checkpoints(self) -> Path:
+        """What ``td3x train --resume`` reads."""
+        return self.path / "checkpoint"
+
     @property
     def settings(self) -> Path:
         return self.path / _file_name(self.env_id)

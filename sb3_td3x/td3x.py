@@ -146,6 +146,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
         self.update_path: str | None = None  # what "auto" chose for this run
+        self.resumptions: list[dict[str, Any]] = []  # where a saved run was gone on with, and what was not restored
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -217,7 +218,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         if isinstance(self.policy, TD3XPolicy):
             self.policy.look_for_modes()
         if reset_num_timesteps:
-            self.update_path = None
+            self.update_path, self.resumptions = None, []
         self._choose_path(self._updates_ahead())
         # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
         self._is_refilling = self.num_timesteps > 0

@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "replay", "policies",
     "update", "recordable", "accelerate", "overlap", "modelfile", "loading", "resumable", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "experiment", "speed", "cli", "__main__",
+    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -15,7 +15,7 @@ def state(action_space: spaces.Space) -> dict[str, Any]:
     :param action_space: random actions of the warm-up come from it
     """
     version, words, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()  # type: ignore[misc]  # the legacy generator's tuple
+    name, keys, *rest = np.random.get_state()
     return {
         "python": [version, list(words), gauss],
         "numpy": [name, keys, *rest],

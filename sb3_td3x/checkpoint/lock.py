@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -39,9 +40,7 @@ class RunLock:
         threading.Thread(target=self._beat, name=f"heartbeat of {self.path}", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stop.set()
         if self.is_ours():
             self.path.unlink(missing_ok=True)
@@ -67,7 +66,7 @@ class RunLock:
         finally:
             beside.unlink(missing_ok=True)
 
-    def _put_away(self, token: str | None) -> None:
+    def _put_away(self, token: object) -> None:
         """Remove the lock that was left behind, but not one that somebody has taken since it was looked at."""
         aside = self.path.with_name(f".lock.{self.token}.stale")
         try:
@@ -75,10 +74,8 @@ class RunLock:
         except FileNotFoundError:
             return
         if _read(aside).get("token") != token:
-            try:
+            with suppress(FileExistsError):
                 os.link(aside, self.path)
-            except FileExistsError:
-                pass
         aside.unlink(missing_ok=True)
 
     def _beat(self) -> None:
@@ -95,9 +92,9 @@ def is_held(path: Path) -> bool:
         return False
     holder = _read(path)
     here = _process(os.getpid())
-    if holder.get("host") == here["host"]:
-        if holder.get("boot") != here["boot"] or not _is_alive(holder.get("pid")):
-            return False
+    is_here = holder.get("host") == here["host"]
+    if is_here and (holder.get("boot") != here["boot"] or not _is_alive(holder.get("pid"))):
+        return False
     return age < STALE_SECONDS
 
 

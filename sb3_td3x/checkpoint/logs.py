@@ -32,23 +32,20 @@ def truncate(saved: dict[str, int], folder: Path) -> None:
             os.truncate(path, length)
 
 
-def configure(folder: Path, formats: list[str], step: int = 0) -> Logger:
+def configure(folder: Path, formats: list[str]) -> Logger:
     """
-    SB3's ``configure``, but what ``progress.csv`` holds stays, and TensorBoard forgets what came after ``step``.
+    SB3's ``configure``, but what ``progress.csv`` holds stays.
 
     :param folder: of the log files
     :param formats: SB3's names, such as ``"csv"`` and ``"tensorboard"``
-    :param step: where the run goes on
     """
     progress = folder / "progress.csv"
-    kept = progress.read_text() if progress.exists() and step > 0 else ""
+    kept = progress.read_text() if progress.exists() else ""
     logger = sb3.configure(str(folder), formats)
     for output in logger.output_formats:
         if isinstance(output, CSVOutputFormat) and kept:
             output.file.write(kept)
             output.keys = kept.splitlines()[0].split(",")
-        elif isinstance(output, TensorBoardOutputFormat) and step > 0:
-            forget_after(output, step)
     return logger
 
 

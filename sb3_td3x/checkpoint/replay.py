@@ -153,7 +153,8 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
             np.savez(file, **_rows(buffer, np.arange(first, last)))  # type: ignore[arg-type]
 
     files.write(path, content)
-    return {"file": path.name, "first": first, "last": last, "print": _fingerprint(buffer, first, last), **files.describe(path)}
+    contents = {"first": first, "last": last, "print": _fingerprint(buffer, first, last)}
+    return {"file": path.name, **contents, **files.describe(path)}
 
 
 def _is_to_be_joined(segment: dict[str, Any], new_rows: int) -> bool:

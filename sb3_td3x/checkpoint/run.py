@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -74,6 +75,7 @@ def save_run(
                 "logs": logs.lengths(model.logger, env, store.folder) if hasattr(model, "_logger") else {},
                 "path": model.update_path,
                 "versions": {name: version(name) for name in VERSIONS},
+                "resumed": model.resumptions,
                 "not_exact": _not_exact(model, surroundings, callbacks, described),
             }
         )
@@ -84,7 +86,6 @@ def save_run(
 def resume_run(
     folder: str | Path,
     env: GymEnv,
-    callbacks: Callbacks = (),
     *,
     checkpoint: int | None = None,
     trust: bool = False,
@@ -92,14 +93,13 @@ def resume_run(
     **kwargs: Any,
 ) -> TD3X:
     """
-    The model of a saved run, on which ``learn(total, resume=True)`` goes on.
+    The model of a saved run, on which ``learn(total, callback, resume=True)`` goes on.
 
-    What could not be restored is named in a warning. Random generators and environments get their saved state when ``learn``
-    begins, so that what happens before does not matter.
+    Random generators, environments and the callbacks given to ``learn`` get their saved state when ``learn`` begins, so that
+    what happens before does not matter. What could not be restored is then named in a warning and in later checkpoints.
 
     :param folder: given to ``save_run``
     :param env: built as the run's was
-    :param callbacks: of the same classes and in the same order as those saved; they get their saved state
     :param checkpoint: environment steps of the one to use; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``
     :param drop_damaged: go on without the transitions of damaged files
@@ -110,11 +110,10 @@ def resume_run(
     found = store.find(checkpoint)
     state = _read_state(found)
     model = TD3X.load(found.path / MODEL, env=env, force_reset=False, trust=trust, **kwargs)
-    problems = _load_buffer(model, store, found, trust, drop_damaged)
+    problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
     logs.truncate(found.manifest["logs"], store.folder)
     for name, target in state["files"].items():
         files.write(store.folder / target, (found.path / name).read_bytes())
-    problems += callback_states.restore(callbacks, state["callbacks"])
     model._on_continue = partial(_continue, model, state, problems)
     return model
 
@@ -183,11 +182,21 @@ def _not_exact(model: TD3X, surroundings: dict[str, Any], callbacks: Callbacks, 
     return reasons
 
 
-def _continue(model: TD3X, state: dict[str, Any], problems: list[str]) -> None:
-    """Give environments and generators their saved state: the last thing before the first step."""
-    env = _env_of(model)
-    problems = [*problems, *_continue_world(model, env, state["world"])]
+def _other_versions(found: Checkpoint) -> list[str]:
+    saved = found.manifest["versions"]
+    return [f"rounding and random numbers ({name} was {saved.get(name)}, is {version(name)})"
+            for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
+
+
+def _continue(model: TD3X, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
+    """Give callbacks, environments and generators their saved state: the last thing before the first step."""
+    problems = [*problems, *callback_states.restore(callback, state["callbacks"])]
+    problems += _continue_world(model, _env_of(model), state["world"])
     problems += generators.restore(state["generators"], model.action_space)
+    model.resumptions.append({"steps": model.num_timesteps, "not_restored": problems})
+    for output in model.logger.output_formats:
+        if isinstance(output, TensorBoardOutputFormat):
+            logs.forget_after(output, model.num_timesteps)
     for problem in problems:
         warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 

@@ -75,13 +75,10 @@ class Store:
 
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last one that is whole
         """
-        damaged = [path.parent for path in self.folder.glob(f"[!.]*/{MANIFEST}") if not _is_readable(path)]
         every = self.checkpoints()
         wanted = every if steps is None else [one for one in every if one.steps == steps]
-        newest_is_damaged = steps is None and any(_order(path) > max(map(_order, (c.path for c in every)), default=-1) for path in damaged)
-        if newest_is_damaged:
-            path = max(damaged, key=_order)
-            raise CheckpointError(path / MANIFEST, "is damaged", _steps(_last_whole(every)))
+        if steps is None and (unreadable := self._newest_if_unreadable()) is not None:
+            raise CheckpointError(unreadable, "is damaged", _steps(_last_whole(every)))
         if not wanted:
             there = ", ".join(f"{one.steps:,}" for one in every) or "none"
             which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
@@ -92,6 +89,10 @@ class Store:
             others = [one for one in every if one is not wanted[-1]]
             raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
         return wanted[-1]
+
+    def _newest_if_unreadable(self) -> Path | None:
+        newest = max(self.folder.glob(f"[!.]*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        return None if newest is None or _is_readable(newest) else newest
 
     @contextmanager
     def adding(self, prefix: str, steps: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
@@ -166,11 +167,6 @@ def _is_readable(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _order(path: Path) -> float:
-    """When a checkpoint whose manifest may be unreadable was made."""
-    return path.stat().st_mtime
 
 
 def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:

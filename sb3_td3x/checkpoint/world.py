@@ -41,7 +41,15 @@ LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
     wrappers.TransformAction: (),
     wrappers.TransformObservation: (),
     wrappers.TransformReward: (),
-    Monitor: ("rewards", "needs_reset", "episode_returns", "episode_lengths", "episode_times", "total_steps", "current_reset_info"),
+    Monitor: (
+        "rewards",
+        "needs_reset",
+        "episode_returns",
+        "episode_lengths",
+        "episode_times",
+        "total_steps",
+        "current_reset_info",
+    ),
 }
 VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
@@ -49,7 +57,7 @@ VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecTransposeImage: (),
     VecCheckNan: (),
     OverlapVecEnv: (),
-}  # fmt: skip
+}
 
 
 class ResumableEnv(gym.Wrapper):
@@ -80,7 +88,7 @@ class ResumableEnv(gym.Wrapper):
             if state is not None:
                 _set_state_of(layer, state)
             if rewind and hasattr(type(layer), "rewind"):
-                layer.rewind()
+                layer.rewind()  # type: ignore[attr-defined]
         if world["random"] is not None:
             self.unwrapped.np_random.bit_generator.state = world["random"]
 

@@ -32,12 +32,15 @@ class ShowProgress(BaseCallback):
     :param total: environment steps of the run
     """
 
+    resumable = ("score",)
+
     def __init__(self, console: Console, total: int):
         super().__init__()
         self.console = console
         self.total = total
         self.score = "-"
         self.started = self.refreshed = time.perf_counter()
+        self.steps_before = 0
         self.bar = Progress(
             # 80 columns hold all of it
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
@@ -63,6 +66,7 @@ class ShowProgress(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.started = time.perf_counter()
+        self.steps_before = self.num_timesteps  # of a resumed run
 
     def _on_step(self) -> bool:
         if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
@@ -71,11 +75,15 @@ class ShowProgress(BaseCallback):
 
     def _refresh(self) -> None:
         self.refreshed = time.perf_counter()
-        rate = self.num_timesteps / max(self.refreshed - self.started, 1e-9)
+        rate = self._rate(self.refreshed)
         self.bar.update(self.task, completed=min(self.num_timesteps, self.total), rate=rate, score=self.score)
+
+    def _rate(self, now: float) -> float:
+        """Steps per second since this process began."""
+        return (self.model.num_timesteps - self.steps_before) / max(now - self.started, 1e-9)
 
     def show_evaluation(self, evaluation: EvalCallback) -> None:
         self.score = f"{evaluation.last_mean_reward:.0f}, best {evaluation.best_mean_reward:.0f}"
         if not self.console.is_terminal:
-            rate = evaluation.num_timesteps / (time.perf_counter() - self.started)
+            rate = self._rate(time.perf_counter())
             self.console.print(f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s")

@@ -1,5 +1,8 @@
-"""``td3x train``: one run, with a live bar, to a folder with scores, models, curve and film."""
+"""``td3x train``: one run, with a live bar, to a folder with scores, models, checkpoints, curve and film."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,11 +10,14 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from sb3_td3x.experiment import Run
+    from sb3_td3x.experiment import Experiment, Run
+    from sb3_td3x.rundir import RunDir
 
 
 def command(
-    env: Annotated[str, typer.Option(help="Registered Gymnasium environment.")],
+    context: typer.Context,
+    run_folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="With --resume: the run's folder.")] = None,
+    env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment.")] = None,
     steps: Annotated[float | None, typer.Option(help="Environment steps; the preset's number if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,
     preset: Annotated[str, typer.Option(help="t3d (the texts' recipe), sb3 (rl-zoo3's values) or default.")] = "default",
@@ -19,31 +25,110 @@ def command(
     n_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
     eval_freq: Annotated[int, typer.Option(help="Environment steps between evaluations.")] = 5_000,
     eval_episodes: Annotated[int, typer.Option(help="Episodes of one evaluation.")] = 10,
+    save_freq: Annotated[int, typer.Option(help="Environment steps between checkpoints.")] = 10_000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Torch threads; more than one only on an idle machine.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
     film: Annotated[bool, typer.Option(help="Film the best model at the end.")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with RUN, or with the newest of these settings.")] = False,
+    checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to go on from.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="With --resume: run code that the checkpoint may hold.")] = False,
+    drop_damaged: Annotated[bool, typer.Option("--drop-damaged", help="With --resume: without damaged transitions.")] = False,
 ) -> None:
-    """Train a TD3X agent. Ctrl-C ends the run cleanly: model, scores and curve are there."""
+    """
+    Train a TD3X agent, or go on with a run.
+
+    Ctrl-C ends the run cleanly: model, scores, curve and a checkpoint are there, and --resume goes on from it.
+    """
+    from sb3_td3x import experiment
+
+    _check_resume_options(context, resume)
+    console = Console(highlight=False, markup=False)
+    if resume and run_folder is not None:
+        _refuse_other_options(context)
+        run = experiment.resume(experiment.RunDir.open(run_folder), steps, checkpoint, trust, drop_damaged)
+    else:
+        if env is None:
+            raise ValueError("--env is missing: the environment to train in (or --resume RUN)")
+        wanted = experiment.Experiment(
+            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out
+        )
+        if resume:
+            run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust, drop_damaged)
+        else:
+            _name_unfinished(console, wanted)
+            run = experiment.prepare(wanted)
+    _train(console, run)
+    if film:
+        _film(console, run)
+
+
+def _train(console: Console, run: "Run") -> None:
     from sb3_td3x import experiment
     from sb3_td3x.cli.progress import Messages, ShowProgress
 
-    console = Console(highlight=False, markup=False)
-    run = experiment.prepare(
-        experiment.Experiment(
-            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, device, threads, out
-        )
+    what = run.experiment
+    begin = f"from step {run.model.num_timesteps:,} to" if run.is_resumed else "for"
+    console.print(
+        f"{what.env_id}, preset {what.preset}, seed {what.seed}, {begin} {run.total:,} steps on {run.model.device.type} "
+        f"→ {run.folder.path}"
     )
-    total = run.hyperparameters["n_timesteps"]
-    console.print(f"{env}, preset {preset}, seed {seed}, {total:,} steps on {run.model.device.type} → {run.folder.path}")
     run.model.logger.output_formats.append(Messages(console))  # type: ignore[arg-type]  # SB3 takes both kinds of writers
-    with ShowProgress(console, total) as progress:
+    with ShowProgress(console, run.total) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
-        console.print(f"stopped at {run.model.num_timesteps:,} of {total:,} steps; what was learned is saved")
+        console.print(f"stopped at {run.model.num_timesteps:,} of {run.total:,} steps; go on with:")
+        console.print(f"  td3x train --resume {run.folder.path}", soft_wrap=True)
     _report(console, run)
-    if film:
-        _film(console, run)
+
+
+@contextmanager
+def _plain_warnings(console: Console) -> Iterator[None]:
+    """Show a warning as a sentence, without the place in the code it came from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", soft_wrap=True)
+        yield
+
+
+def _check_resume_options(context: typer.Context, resume: bool) -> None:
+    for name in ("run_folder", "checkpoint", "trust", "drop_damaged"):
+        if not resume and _is_given(context, name):
+            raise ValueError(f"{_shown(name)} is for --resume")
+
+
+def _refuse_other_options(context: typer.Context) -> None:
+    """A resumed run has its settings already; only its length may change."""
+    allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "drop_damaged", "film"}
+    given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
+    if given:
+        raise ValueError(f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _shown(name: str) -> str:
+    return {"run_folder": "RUN", "set_": "--set"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _newest_unfinished(wanted: "Experiment") -> "RunDir":
+    from sb3_td3x import experiment
+
+    if found := experiment.unfinished(wanted):
+        return found[-1]
+    differing = "; ".join(
+        f"{name} has {', '.join(what)}" for name, what in experiment.differing_settings(wanted).items() if what
+    )
+    raise ValueError(f"no unfinished run with these settings in {wanted.out}" + (f" ({differing})" if differing else ""))
+
+
+def _name_unfinished(console: Console, wanted: "Experiment") -> None:
+    from sb3_td3x import experiment
+
+    if found := experiment.unfinished(wanted):
+        console.print(f"an unfinished run of these settings could go on: td3x train --resume {found[-1].path}", soft_wrap=True)
 
 
 def _report(console: Console, run: "Run") -> None:

@@ -31,7 +31,6 @@ RESUMABLE: dict[type, tuple[str, ...]] = {
         "evaluations_successes",
     ),
 }
-ONLY_COUNTS = ("n_calls",)
 
 
 def state(callbacks: MaybeCallback | Sequence[BaseCallback]) -> dict[str, Any]:
@@ -51,7 +50,6 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
     given = dict(named(callbacks))
     for name, callback in given.items():
         if name not in saved:
-            problems.append(f"callback {name} (it is new)")
             continue
         for attribute, value in saved[name]["attributes"].items():
             setattr(callback, attribute, value)
@@ -62,7 +60,7 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
         if not is_known(callback):
             problems.append(f"callback {name} (its class does not name its state in `resumable`)")
     for name in saved.keys() - given.keys():
-        if saved[name]["attributes"].keys() - set(ONLY_COUNTS):
+        if saved[name]["matters"]:
             problems.append(f"callback {name} (it was not given)")
     return problems
 
@@ -101,6 +99,8 @@ def named(callbacks: MaybeCallback | Sequence[BaseCallback], within: str = "") -
 def _flat(callbacks: Any) -> Iterator[BaseCallback]:
     if isinstance(callbacks, sb3.CallbackList):
         callbacks = callbacks.callbacks
+    if isinstance(callbacks, sb3.ConvertCallback) and callbacks.callback is None:
+        return  # what SB3 makes of no callback
     if isinstance(callbacks, BaseCallback):
         yield callbacks
     elif isinstance(callbacks, (list, tuple)):
@@ -117,5 +117,7 @@ def _state_of(callback: BaseCallback) -> dict[str, Any]:
     evaluates = isinstance(callback, sb3.EvalCallback)
     return {
         "attributes": {name: getattr(callback, name) for name in names},
+        # Whether the run differs without it: it has more than its count of calls, and does not only save
+        "matters": len(names) > 1 and not isinstance(callback, sb3.CheckpointCallback),
         "world": world.get(callback.eval_env) if evaluates else None,  # type: ignore[attr-defined]
     }

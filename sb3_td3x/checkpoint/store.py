@@ -101,7 +101,8 @@ class Store:
 
         :return: the folder to write files into, and the function that ends it with its manifest
         """
-        self.segments.mkdir(parents=True, exist_ok=True)
+        with files.explained(self.folder):
+            self.segments.mkdir(parents=True, exist_ok=True)
         number = max((one.manifest["number"] for one in self.checkpoints()), default=0) + 1
         name = f"{prefix}_{steps}_steps"
         while (self.folder / name).exists():

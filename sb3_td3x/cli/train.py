@@ -49,7 +49,7 @@ def command(
         run = experiment.resume(experiment.RunDir.open(run_folder), steps, checkpoint, trust, drop_damaged)
     else:
         if env is None:
-            raise ValueError("--env is missing: the environment to train in (or --resume RUN)")
+            raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
         wanted = experiment.Experiment(
             env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out
         )
@@ -68,16 +68,15 @@ def _train(console: Console, run: "Run") -> None:
     from sb3_td3x.cli.progress import Messages, ShowProgress
 
     what = run.experiment
-    begin = f"from step {run.model.num_timesteps:,} to" if run.is_resumed else "for"
+    steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
     console.print(
-        f"{what.env_id}, preset {what.preset}, seed {what.seed}, {begin} {run.total:,} steps on {run.model.device.type} "
-        f"→ {run.folder.path}"
+        f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {run.model.device.type} → {run.folder.path}"
     )
     run.model.logger.output_formats.append(Messages(console))  # type: ignore[arg-type]  # SB3 takes both kinds of writers
     with ShowProgress(console, run.total) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
-        console.print(f"stopped at {run.model.num_timesteps:,} of {run.total:,} steps; go on with:")
+        console.print(f"stopped at {run.model.num_timesteps:,} of {run.total:,} steps; what was learned is saved. Go on with:")
         console.print(f"  td3x train --resume {run.folder.path}", soft_wrap=True)
     _report(console, run)
 
@@ -93,7 +92,7 @@ def _plain_warnings(console: Console) -> Iterator[None]:
 def _check_resume_options(context: typer.Context, resume: bool) -> None:
     for name in ("run_folder", "checkpoint", "trust", "drop_damaged"):
         if not resume and _is_given(context, name):
-            raise ValueError(f"{_shown(name)} is for --resume")
+            raise typer.BadParameter(f"{_shown(name)} is for --resume")
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -101,7 +100,7 @@ def _refuse_other_options(context: typer.Context) -> None:
     allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "drop_damaged", "film"}
     given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
     if given:
-        raise ValueError(f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings")
+        raise typer.BadParameter(f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -1,0 +1,326 @@
+"""A run that is killed, starved or damaged at any moment can go on, and its files are never worse than before."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, files, lock, replay, resume_run, save_run
+from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, NonFiniteError, RunLockedError
+from tests import killable
+from tests.test_resumes_exactly import assert_same_run, seeded
+from tests.tools import LineEnv, model, weights
+
+SOAK = os.environ.get("TD3X_SOAK") == "1"
+KILLS = 500 if SOAK else 8
+DAMAGES = 500 if SOAK else 40
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that have imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.killable"])
+    return context
+
+
+def start(processes, folder, out, kill_at=None):
+    process = processes.Process(target=killable.child, args=(str(folder), kill_at, str(out)))
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, processes):
+    """The final parameters, the seconds and the file operations of a run that nobody kills."""
+    base = tmp_path_factory.mktemp("uninterrupted")
+    began = time.monotonic()
+    process = start(processes, base / "run", base / "out")
+    process.join()
+    return (base / "out").read_text(), time.monotonic() - began
+
+
+class TestKilled:
+    @pytest.mark.timeout(3600 if SOAK else 300)
+    def test_at_any_moment_ends_with_the_same_weights(self, tmp_path, processes, uninterrupted):
+        expected, seconds = uninterrupted
+        chance = random.Random(0)
+        kills = 0
+        while kills < KILLS:
+            folder, out = tmp_path / f"run{kills}", tmp_path / f"out{kills}"
+            while not out.exists():
+                # Half of the kills fall on a file operation, most of them inside a save
+                at_operation = chance.randint(1, 60) if chance.random() < 0.5 else None
+                process = start(processes, folder, out, at_operation if kills < KILLS else None)
+                process.join(timeout=None if at_operation or kills >= KILLS else chance.uniform(0.05, seconds))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                kills += process.exitcode == -signal.SIGKILL
+                assert process.exitcode in (0, -signal.SIGKILL)
+                self.assert_readable(folder)
+            assert out.read_text() == expected
+
+    def assert_readable(self, folder):
+        seen = folder.with_suffix(".seen")
+        if seen.exists():  # a checkpoint was complete: there is one that is at least as far, and whole
+            assert Store(folder).find().steps >= int(seen.read_text() or 0)
+
+
+class TestFullDisk:
+    def test_names_the_file_and_keeps_the_last_checkpoint(self, tmp_path, monkeypatch):
+        folder = tmp_path / "run"
+        learner = model(seeded(), seed=1)
+        learner.learn(40, TD3XCheckpointCallback(20, folder))
+        before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        learner.learn(20, reset_num_timesteps=False)
+        for number in range(1, 7):  # segment, its folder, model, state, manifest, its folder
+            fail_after(monkeypatch, number)
+            with pytest.raises(CheckpointError, match="No space left") as raised:
+                save_run(learner, folder)
+            assert str(folder) in str(raised.value)
+            monkeypatch.undo()
+            assert Store(folder).find().steps == 40
+        save_run(learner, folder)
+        assert Store(folder).find().steps == 60
+        after = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        assert len(after) <= len(before) + 1  # one more segment at most: nothing half-written is left
+
+    def test_the_run_goes_on_when_there_is_space_again(self, tmp_path, monkeypatch):
+        whole = model(seeded(), seed=1).learn(100, TD3XCheckpointCallback(20, tmp_path / "whole"))
+        learner = model(seeded(), seed=1)
+        learner.learn(60, TD3XCheckpointCallback(20, tmp_path / "cut"))
+        resumed = resume_run(tmp_path / "cut", seeded())
+        fail_after(monkeypatch, 1)
+        with pytest.raises(CheckpointError):
+            resumed.learn(100, TD3XCheckpointCallback(20, tmp_path / "cut"), resume=True)
+        monkeypatch.undo()
+        again = resume_run(tmp_path / "cut", seeded()).learn(100, TD3XCheckpointCallback(20, tmp_path / "cut"), resume=True)
+        assert_same_run(whole, again)
+
+
+def fail_after(monkeypatch, number):
+    """From the n-th flush on the disk is full: each file of a checkpoint is flushed, and each folder that gets a new name."""
+    count = 0
+    flush = files.flush
+
+    def failing(path):
+        nonlocal count
+        count += 1
+        if count >= number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        flush(path)
+
+    monkeypatch.setattr(files, "flush", failing)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        save_run(model(seeded()).learn(20), tmp_path / "file" / "run")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints at 80 and 100 steps."""
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    model(seeded(), seed=1, buffer_size=50).learn(100, TD3XCheckpointCallback(20, folder))
+    return folder
+
+
+class TestDamaged:
+    def copy(self, saved, tmp_path):
+        shutil.copytree(saved, tmp_path / "run")
+        return tmp_path / "run"
+
+    @pytest.mark.timeout(3600 if SOAK else 300)
+    def test_any_cut_and_any_flipped_bit_is_found_and_named(self, saved, tmp_path):
+        chance = random.Random(1)
+        folder = self.copy(saved, tmp_path)
+        newest = Store(folder).checkpoints()[-1]
+        segments = [folder / "replay" / one["file"] for one in newest.manifest["replay"]["segments"]]
+        victims = [*newest.path.iterdir(), *segments]
+        for number in range(DAMAGES):
+            victim = victims[number % len(victims)]
+            content = victim.read_bytes()
+            victim.write_bytes(damaged(content, chance))
+            with pytest.raises(CheckpointError) as raised:
+                resume_run(folder, seeded())
+            assert victim.name in str(raised.value)
+            if victim.parent == newest.path:
+                assert raised.value.last_good == 80
+                assert "checkpoint=80" in str(raised.value)
+            victim.write_bytes(content)
+        assert resume_run(folder, seeded()).num_timesteps == 100
+
+    def test_the_last_good_checkpoint_goes_on_when_asked_for(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / "model.zip").write_bytes(b"")
+        whole = resume_run(saved, seeded()).learn(120, resume=True)
+        assert_same_run(whole, resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True))
+
+    def test_without_damaged_transitions_when_asked_for(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(replay, "SMALL_ROWS", 1)
+        folder = tmp_path / "run"
+        learner = model(seeded(), learning_starts=1)
+        learner.learn(40)
+        save_run(learner, folder)
+        learner.learn(60, reset_num_timesteps=False)
+        checkpoint = save_run(learner, folder)
+        first = checkpoint.manifest["replay"]["segments"][0]
+        assert (first["first"], first["last"]) == (0, 40)
+        (folder / "replay" / first["file"]).unlink()
+        with pytest.raises(CheckpointError, match=r"is missing.*drop_damaged=True"):
+            resume_run(folder, seeded())
+        resumed = resume_run(folder, seeded(), drop_damaged=True)
+        assert resumed.replay_buffer.size() == 60
+        assert np.array_equal(resumed.replay_buffer.rewards[:60], learner.replay_buffer.rewards[40:100])
+        with pytest.warns(UserWarning, match="transitions 0 to 39"):
+            resumed.learn(120, TD3XCheckpointCallback(10, folder), resume=True)
+        assert "transitions 0 to 39" in str(Store(folder).checkpoints()[-1].manifest["resumed"])
+
+    def test_no_checkpoint_is_said_so(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"no checkpoint \(there: none\)"):
+            resume_run(tmp_path, seeded())
+
+    def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, saved):
+        with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
+            resume_run(saved, seeded(), checkpoint=70)
+
+    def test_another_runs_transitions_are_not_taken_for_ours(self, tmp_path):
+        model(seeded(), seed=1).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        other = model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resumed = resume_run(tmp_path, seeded())
+        assert np.array_equal(resumed.replay_buffer.actions[:40], other.replay_buffer.actions[:40])
+
+
+def damaged(content, chance):
+    if chance.random() < 0.5:
+        return content[: chance.randrange(len(content))]
+    place = chance.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+
+
+class TestOneWriter:
+    def test_the_second_is_refused_with_the_firsts_process(self, tmp_path):
+        with RunLock(tmp_path), pytest.raises(RunLockedError, match=f"process {os.getpid()} on"), RunLock(tmp_path):
+            pass
+        with RunLock(tmp_path):
+            pass  # the first has left
+
+    def test_a_lock_of_a_dead_process_is_taken_over(self, tmp_path, processes):
+        process = processes.Process(target=os.getpid)
+        process.start()
+        process.join()
+        self.leave_lock(tmp_path, pid=process.pid)
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_lock_of_an_earlier_boot_is_taken_over(self, tmp_path):
+        self.leave_lock(tmp_path, boot="another")
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_lock_of_another_machine_is_held_while_its_heart_beats(self, tmp_path):
+        self.leave_lock(tmp_path, host="elsewhere", pid=1)
+        with pytest.raises(RunLockedError, match="process 1 on elsewhere"), RunLock(tmp_path):
+            pass
+        os.utime(tmp_path / "lock", times=(time.time() - 61,) * 2)
+        with RunLock(tmp_path):
+            pass
+
+    def test_its_heart_beats(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+        with RunLock(tmp_path):
+            os.utime(tmp_path / "lock", times=(0, 0))
+            deadline = time.monotonic() + 20
+            while (tmp_path / "lock").stat().st_mtime < 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def test_a_writer_that_was_replaced_knows_it_and_leaves_the_lock_alone(self, tmp_path):
+        with RunLock(tmp_path) as first:
+            self.leave_lock(tmp_path, token="another")  # noqa: S106  # no password
+            assert not first.is_ours()
+        assert (tmp_path / "lock").exists()
+
+    def leave_lock(self, folder, **changes):
+        (folder / "lock").write_text(json.dumps({**lock._process(os.getpid()), "token": "left", **changes}))
+
+
+class Failing(LineEnv):
+    """Gives a NaN, or ends its process, at one step."""
+
+    def __init__(self, at, how):
+        super().__init__()
+        self.left, self.how = at, how
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        self.left -= 1
+        if self.left == 0 and self.how == "exit":
+            os._exit(3)
+        return (
+            (observation if self.left or self.how != "observation" else observation * np.nan),
+            (reward if self.left or self.how != "reward" else np.inf),
+            *rest,
+        )
+
+
+class TestTheEnvironment:
+    @pytest.mark.parametrize("what", ["observation", "reward"])
+    def test_a_value_that_is_not_finite_leaves_a_run_to_resume(self, tmp_path, what):
+        learner = model(DummyVecEnv([lambda: Monitor(Failing(50, what))]))
+        with pytest.raises(NonFiniteError, match="environment step 50"):
+            learner.learn(100, TD3XCheckpointCallback(20, tmp_path))
+        assert all(th.isfinite(value).all() for value in weights(learner).values())
+        assert resume_run(tmp_path, seeded()).num_timesteps == 40
+
+    def test_a_process_that_dies_is_named_and_leaves_a_run_to_resume(self, tmp_path):
+        env = SubprocVecEnv([lambda: Failing(1000, "exit"), lambda: Failing(50, "exit")])
+        with pytest.raises(EnvironmentDiedError, match="environment 1 ended with exit code 3"):
+            model(env).learn(200, TD3XCheckpointCallback(10, tmp_path))
+        again = DummyVecEnv([LineEnv, LineEnv])
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            assert resume_run(tmp_path, again).learn(200, resume=True).num_timesteps == 200
+
+
+class TestLongRuns:
+    UPDATES = 200_000 if SOAK else 20_000
+
+    @pytest.mark.timeout(7200 if SOAK else 300)
+    def test_memory_stays_flat(self, tmp_path):
+        """Updates, episodes (one per 100 updates) and saves: the last quarter takes at most 1 % more than the second."""
+        process = pytest.importorskip("psutil").Process()
+        small = {"buffer_size": 5_000, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "accelerate": "plain"}
+        used = []
+
+        class Watch(BaseCallback):
+            resumable = ()
+
+            def _on_step(self):
+                if self.n_calls % 200 == 0:
+                    used.append(process.memory_info().rss)
+                return True
+
+        learner = model(
+            seeded(length=100), buffer_size=5_000, batch_size=4, policy_kwargs={"net_arch": [4]}, accelerate="plain"
+        )
+        learner.learn(self.UPDATES, [Watch(), TD3XCheckpointCallback(self.UPDATES // 50, tmp_path)])
+        assert learner._n_updates > 0.99 * self.UPDATES
+        assert learner._episode_num == self.UPDATES // 100
+        quarter = len(used) // 4
+        growth = max(used[-quarter:]) / max(used[quarter : 2 * quarter]) - 1
+        print(f"{self.UPDATES:,} updates, {learner._episode_num:,} episodes: {used[-1] / 2**20:.0f} MB, growth {growth:.2%}")
+        assert growth < 0.01

@@ -104,7 +104,8 @@ class RecordableUpdate:
     before it; so one that is not finite changes nothing, without the host having to look.
 
     It is for one count of dropped quantiles. ``step`` takes the state's tensors, the settings' inputs with both learning
-    rates ``(6,)``, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the batch's tensors; returns the fault, the critics' loss and, if due, the actor's.
+    rates ``(6,)``, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the batch's tensors; returns
+    the fault, the critics' loss and, if due, the actor's.
     """
 
     def __init__(self, policy: TD3Policy, numbers: str, state: State, batch: ReplayBufferSamples, with_actor: bool, drop: int):

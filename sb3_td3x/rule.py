@@ -52,8 +52,8 @@ def quantile_target(
     next_quantiles: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int
 ) -> th.Tensor:
     """
-    Truncated mixture of the target critics (Kuznetsov et al. 2020, eq. 9 to 11): their quantiles in one pool without its
-    largest, each discounted and shifted by the reward.
+    Truncated mixture of the target critics (Kuznetsov et al. 2020): their quantiles in one pool without its largest,
+    each discounted and added to the reward.
 
     :param next_quantiles: one ``(batch, n)`` tensor per target critic, at the smoothed next actions
     :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
@@ -70,11 +70,11 @@ def quantile_target(
 
 def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
     """
-    Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020, eq. 12 and 13): quantile i of n stands for the share
-    (i + 0.5) / n, so an error upwards weighs that share and an error downwards the rest.
+    Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020): quantile i of n, counted from 0, stands for the share
+    (i + 0.5) / n, so a target above it weighs that share and a target below it the rest.
 
-    A mean over transitions, critics and pairs of a quantile and a target, as in TQC's programs (the paper and the scalar
-    loss sum over the critics).
+    A mean over transitions, critics and pairs of a quantile and a target, as in sb3-contrib's TQC, where the scalar
+    loss is a sum over the critics.
 
     :param quantiles: one ``(batch, n)`` tensor per critic
     :param target: ``(batch, m)``, without gradient

@@ -207,6 +207,8 @@ class TD3X(Overlapping, Loadable):
         given, self.policy_kwargs = self.policy_kwargs, arguments(self.policy_class, self.policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = given
+        if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
+            raise ValueError(f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for")
 
     def _setup_learn(
         self,

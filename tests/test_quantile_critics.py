@@ -292,6 +292,14 @@ class TestPolicies:
 
         assert model(policy=Own, **QUANTILES).learn(20).critic.n_quantiles == 5
 
+    def test_a_policy_that_makes_other_critics_is_refused(self):
+        class Own(TD3XPolicy):
+            def make_critic(self, features_extractor=None):
+                return TD3Policy.make_critic(self, features_extractor)
+
+        with pytest.raises(ValueError, match="Own made other critics than n_quantiles=5 asks for"):
+            model(policy=Own, **QUANTILES)
+
     def test_the_number_is_given_to_the_algorithm_alone(self):
         with pytest.raises(ValueError, match="n_quantiles is an argument of TD3X itself"):
             model(policy_kwargs={**SMALL, "n_quantiles": 5})

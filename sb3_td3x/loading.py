@@ -53,9 +53,13 @@ class Loadable(OffPolicyAlgorithm):
         :param force_reset: reset the environment before training
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
         :raises ModelFileError: for a damaged file or another algorithm's
-        :raises ValueError: for an environment with other spaces, or a value outside its range
+        :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
         """
-        saved = modelfile.check(path)
+        saved = {**modelfile.BEFORE, **modelfile.check(path)}
+        if kwargs.setdefault("n_quantiles", saved["n_quantiles"]) != saved["n_quantiles"]:
+            raise ValueError(
+                f"n_quantiles cannot be {kwargs['n_quantiles']!r}: the critics in the file have {saved['n_quantiles']}"
+            )
         device = get_device(device)
         if "replay_buffer_class" in kwargs:
             kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None

@@ -14,6 +14,9 @@ from sb3_td3x.errors import ModelFileError
 FORMAT_VERSION = 1
 """Written into every zip; raised when a newer program's zip could no longer be read by an older one."""
 
+BEFORE = {"n_quantiles": 1}
+"""What a program did that did not have these keywords: for zips without them, whatever today's default is."""
+
 MEMBERS = ("data", "policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
 
 

@@ -4,23 +4,78 @@ The policy: an actor, its critics and a slowly following copy of each.
 The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
 """
 
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
+from sb3_td3x import rule
 from sb3_td3x.settings import whole
+
+
+class CriticKind(NamedTuple):
+    """
+    What an update needs to know of a kind of critics, whose ``forward`` gives one tensor per critic.
+
+    :param target: of the target critics' outputs, rewards, dones, discounts and quantiles to drop
+    :param loss: of the critics' outputs and the target
+    :param ascended: of the critic, observations and actions: the values whose mean the actor ascends
+    """
+
+    target: Callable[..., th.Tensor]
+    loss: Callable[..., th.Tensor]
+    ascended: Callable[..., th.Tensor]
+
+
+SCALAR = CriticKind(
+    rule.scalar_target,
+    rule.scalar_critic_loss,
+    lambda critic, observations, actions: critic.q1_forward(observations, actions),
+)
+QUANTILES = CriticKind(
+    rule.quantile_target,
+    rule.quantile_critic_loss,
+    lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
+)
+
+
+def kind_of(critic: ContinuousCritic) -> CriticKind:
+    """A critic class names its kind; SB3's and a user's own have scalar values."""
+    return getattr(critic, "kind", SCALAR)
+
+
+class QuantileCritic(ContinuousCritic):
+    """
+    SB3's critics with ``n_quantiles`` outputs each, under the same parameter names (``qf0.*``).
+
+    :param n_quantiles: width of the last layers; the others are those of ``ContinuousCritic``
+    """
+
+    kind = QUANTILES
+
+    def __init__(self, *args: Any, n_quantiles: int, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.n_quantiles = n_quantiles
+        for network in self.q_networks:
+            network[-1] = nn.Linear(network[-1].in_features, n_quantiles)  # type: ignore[index, operator]
+
+    def q1_forward(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """The first critic's value, ``(batch, 1)``: the mean of its quantiles."""
+        return super().q1_forward(obs, actions).mean(dim=1, keepdim=True)
+
 
 # Layers that do the same in training and in evaluation; of any other, a user's own among them, nothing is assumed
 WITHOUT_MODES = {
     nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
-    sb3.Actor, ContinuousCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
+    sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
 }  # fmt: skip
 
 
@@ -44,7 +99,8 @@ class TD3XPolicy(sb3.TD3Policy):
     :param n_critics: number of critics, 1 or more; the target takes the smallest of their values
     :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
         Its target then moves with 2 tau, once with the actor and once with the critics
-    :raises ValueError: if ``n_critics`` is below 1
+    :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
+    :raises ValueError: if ``n_critics`` or ``n_quantiles`` is below 1
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -63,7 +119,9 @@ class TD3XPolicy(sb3.TD3Policy):
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 2,
         share_features_extractor: bool = False,
+        n_quantiles: int = 1,
     ):
+        self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)  # SB3's constructor makes the critics
         super().__init__(
             observation_space,
             action_space,
@@ -79,6 +137,18 @@ class TD3XPolicy(sb3.TD3Policy):
             share_features_extractor,
         )
         self.look_for_modes()
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        """The critics, of the kind that the policy's arguments ask for."""
+        if self.n_quantiles == 1:
+            return super().make_critic(features_extractor)
+        arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        return QuantileCritic(**arguments, n_quantiles=self.n_quantiles).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        # SB3's policy can then still read what only has SB3's critics
+        own = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
+        return {**super()._get_constructor_parameters(), **own}
 
     def look_for_modes(self) -> None:
         """Find out whether any layer works differently in training; only then is there a mode to switch at every step."""
@@ -116,3 +186,23 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
     sb3.CnnPolicy: CnnPolicy,
     sb3.MultiInputPolicy: MultiInputPolicy,
 }
+
+
+def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
+    """
+    A policy's keyword arguments: those the user has given, and the number of quantiles if there are several.
+
+    :raises ValueError: for a class of policies that cannot have quantile critics
+    """
+    if "n_quantiles" in given:
+        raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
+    if n_quantiles == 1:
+        return given
+    taken = inspect.signature(policy_class).parameters
+    passes_on = issubclass(policy_class, TD3XPolicy) and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    if "n_quantiles" not in taken and not passes_on:
+        raise ValueError(
+            f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
+            "derive it from TD3XPolicy and let it take n_quantiles"
+        )
+    return {**given, "n_quantiles": n_quantiles}

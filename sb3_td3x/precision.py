@@ -30,14 +30,21 @@ def hidden_products(network: nn.Module, numbers: str) -> Iterator[None]:
     """
     Inside, ``network`` multiplies its hidden layers' matrices in ``numbers``; the result of each product is float32.
 
-    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer
+    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except a critic's
+        last, however many quantiles it has
     :param numbers: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
         forward and backward. Weights, optimiser and losses stay float32
     """
+    outputs = [
+        one[-1] for module in network.modules() for one in getattr(module, "q_networks", ()) if type(one) is nn.Sequential
+    ]
     layers = [
         module
         for module in network.modules()
-        if numbers == "bf16" and type(module) is nn.Linear and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
+        if numbers == "bf16"
+        and type(module) is nn.Linear
+        and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
+        and not any(module is output for output in outputs)
     ]
     for layer in layers:
         layer.forward = _bf16_linear(layer)  # type: ignore[method-assign, assignment]

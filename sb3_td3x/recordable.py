@@ -103,12 +103,14 @@ class RecordableUpdate:
     It works on copies and, at the end, keeps them if every loss and gradient was finite in this update and the ones
     before it; so one that is not finite changes nothing, without the host having to look.
 
-    ``step`` takes the state's tensors, the settings with both learning rates ``(6,)``, the fault so far (0 is none, n the n-th
-    of ``NETWORKS``), the noise and the batch's tensors; returns the fault, the critics' loss and, if due, the actor's.
+    It is for one count of dropped quantiles. ``step`` takes the state's tensors, the settings' inputs with both learning
+    rates ``(6,)``, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the batch's tensors; returns
+    the fault, the critics' loss and, if due, the actor's.
     """
 
-    def __init__(self, policy: TD3Policy, numbers: str, state: State, batch: ReplayBufferSamples, with_actor: bool):
-        self.policy, self.numbers, self.state, self.batch, self.with_actor = policy, numbers, state, batch, with_actor
+    def __init__(self, policy: TD3Policy, numbers: str, state: State, batch: ReplayBufferSamples, with_actor: bool, drop: int):
+        self.policy, self.numbers, self.state, self.batch = policy, numbers, state, batch
+        self.with_actor, self.drop = with_actor, drop
 
     def step(self, *inputs: th.Tensor) -> list[th.Tensor]:
         kept, others = inputs[: len(self.state.tensors)], inputs[len(self.state.tensors) :]
@@ -136,7 +138,7 @@ class RecordableUpdate:
         *tensors: th.Tensor,
     ) -> tuple[Losses, th.Tensor]:
         options = {name: _options(network.optimizer) for name, network in zip(NETWORKS, self.state.networks, strict=True)}
-        learning_rates = dict(zip(NETWORKS, numbers[len(UpdateSettings._fields) :], strict=True))
+        learning_rates = dict(zip(NETWORKS, numbers[-len(NETWORKS) :], strict=True))
         faults = [fault]
 
         def descend(network: BaseModel, loss: th.Tensor, name: str) -> None:
@@ -153,7 +155,7 @@ class RecordableUpdate:
             faults[0] = th.where((faults[0] == 0) & ~good, NETWORKS.index(name) + 1, faults[0])
             _adam_step(pairs, moments, learning_rates[name], options[name], self.state.shares_steps)
 
-        settings = UpdateSettings(*numbers[: len(UpdateSettings._fields)].to(noise.dtype))
+        settings = UpdateSettings(*numbers[: -len(NETWORKS)].to(noise.dtype))._replace(top_quantiles_to_drop_per_net=self.drop)
         batch = rebuilt(self.batch, tensors)
         return update.make(self.policy, batch, noise, settings, self.with_actor, descend), faults[0]
 

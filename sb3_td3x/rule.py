@@ -2,7 +2,9 @@
 TD3's rule as pure tensor functions, one per equation of the paper (Fujimoto et al. 2018,
 https://arxiv.org/abs/1802.09477, Algorithm 1). No random numbers, no state, no optimiser.
 
-Shapes: ``batch`` transitions; a critic's values are ``(batch, 1)``; actions are scaled to [-1, 1].
+There are two kinds of critics, scalar and quantile (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each is a
+target and a loss. Shapes: ``batch`` transitions; a critic's values are ``(batch, 1)``, or ``(batch, n)`` for n quantiles;
+actions are scaled to [-1, 1].
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +28,7 @@ def smoothed_actions(
 
 
 def scalar_target(
-    next_values: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float
+    next_values: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int = 0
 ) -> th.Tensor:
     """
     Clipped double-Q target (eq. 10): reward plus the discounted smaller value of the target critics.
@@ -35,6 +37,7 @@ def scalar_target(
     :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
     :param dones: ``(batch, 1)``, 1 where the episode terminated. A time limit is not a termination
     :param discounts: gamma, or ``(batch, 1)`` of gamma to the power of the steps summed in ``rewards``
+    :param drop: not used: taking the smallest has the place of dropping the largest
     """
     smallest = th.cat(list(next_values), dim=1).amin(dim=1, keepdim=True)
     return rewards + (1 - dones) * discounts * smallest
@@ -45,11 +48,53 @@ def scalar_critic_loss(values: Iterable[th.Tensor], target: th.Tensor) -> th.Ten
     return th.stack([F.mse_loss(value, target) for value in values]).sum()
 
 
+def quantile_target(
+    next_quantiles: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int
+) -> th.Tensor:
+    """
+    Truncated mixture of the target critics (Kuznetsov et al. 2020): their quantiles in one pool without its largest,
+    each discounted and added to the reward.
+
+    :param next_quantiles: one ``(batch, n)`` tensor per target critic, at the smoothed next actions
+    :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
+    :param dones: ``(batch, 1)``, 1 where the episode terminated. A time limit is not a termination
+    :param discounts: gamma, or ``(batch, 1)`` of gamma to the power of the steps summed in ``rewards``
+    :param drop: quantiles to leave out per critic, 0 to n - 1
+    :return: ``(batch, critics * (n - drop))``, in no particular order
+    """
+    pool = th.cat(list(next_quantiles), dim=1)
+    # Half of a sort's time; the loss does not depend on the order
+    kept = pool.topk(pool.shape[1] - drop * len(next_quantiles), dim=1, largest=False, sorted=False).values
+    return rewards + (1 - dones) * discounts * kept
+
+
+def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+    """
+    Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020): quantile i of n, counted from 0, stands for the share
+    (i + 0.5) / n, so a target above it weighs that share and a target below it the rest.
+
+    A mean over transitions, critics and pairs of a quantile and a target, as in sb3-contrib's TQC, where the scalar
+    loss is a sum over the critics.
+
+    :param quantiles: one ``(batch, n)`` tensor per critic
+    :param target: ``(batch, m)``, without gradient
+    """
+    return th.stack([_quantile_huber_loss(one, target) for one in quantiles]).mean()
+
+
+def _quantile_huber_loss(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
+    n, pairs = quantiles.shape[1], (*quantiles.shape, target.shape[1])
+    current, wanted = quantiles[:, :, None].expand(pairs), target[:, None, :].expand(pairs)
+    share = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype)[:, None] + 0.5) / n
+    weight = th.where(wanted < current, 1 - share, share)
+    return (weight * F.huber_loss(current, wanted, reduction="none")).mean()
+
+
 def actor_loss(values: th.Tensor) -> th.Tensor:
     """
-    Deterministic policy gradient: descending this ascends the first critic's value.
+    Deterministic policy gradient: descending this ascends the critics' mean value.
 
-    :param values: Q1(s, actor(s)), ``(batch, 1)``
+    :param values: at (s, actor(s)): the first critic's, ``(batch, 1)``, or all quantiles of all critics
     """
     return -values.mean()
 

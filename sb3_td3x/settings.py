@@ -10,6 +10,8 @@ WHOLE_WITH_MINIMUM = {
     "gradient_steps": -1,  # -1: as many updates as environment steps since the last training
     "n_steps": 1,
     "policy_delay": 1,
+    "n_quantiles": 1,
+    "top_quantiles_to_drop_per_net": 0,
 }
 BETWEEN_0_AND_1 = ("tau", "gamma")
 NOT_NEGATIVE = ("target_policy_noise", "target_noise_clip")
@@ -54,6 +56,16 @@ def checked(name: str, value: Any) -> float:
     if name in NOT_NEGATIVE and number < 0:
         raise ValueError(f"{name} must not be negative, not {value!r}")
     return number
+
+
+def checked_drop(drop: Any, n_quantiles: int) -> int:
+    """``top_quantiles_to_drop_per_net``, which leaves at least one quantile of each critic; 0 for scalar critics."""
+    drop = checked("top_quantiles_to_drop_per_net", drop)
+    if n_quantiles == 1:
+        return 0
+    if drop >= n_quantiles:
+        raise ValueError(f"top_quantiles_to_drop_per_net must be below n_quantiles ({n_quantiles}), not {drop}")
+    return drop
 
 
 def checked_train_freq(value: Any) -> Any:

@@ -44,6 +44,7 @@ class Case:
     :param actions: numbers in an action
     :param n_critics: critics, where the algorithm lets them be chosen
     :param buffer_size: transitions in the full replay buffer
+    :param n_quantiles: above 1, TD3X's paths are also measured with critics of so many quantiles
     """
 
     batch_size: int = 256
@@ -52,6 +53,7 @@ class Case:
     actions: int = 6
     n_critics: int = 2
     buffer_size: int = 100_000
+    n_quantiles: int = 1
 
 
 class NoWorld(gym.Env):
@@ -75,11 +77,15 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
 
     :param device: ``"cpu"`` or ``"cuda"``
     """
-    paths = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled", "cudagraph")}
+    paths: dict[str, dict[str, Any]] = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled", "cudagraph")}
     paths |= {f"{name}, bf16": {**path, "precision": "bf16"} for name, path in paths.items()}
     found = {BASELINE: _updates(_model(TD3, case, device), case)}
+    paths = {name: {**path, "n_quantiles": 1} for name, path in paths.items()}
+    if case.n_quantiles > 1:
+        own = {"n_quantiles": case.n_quantiles}
+        paths |= {f"{name}, {case.n_quantiles} quantiles": {**path, **own} for name, path in paths.items()}
     for name, settings in paths.items():
-        model = _model(TD3X, case, device)
+        model = _model(TD3X, case, device, n_quantiles=settings.pop("n_quantiles"))
         try:
             choose(settings["accelerate"], model.policy)  # type: ignore[arg-type]
         except ValueError:
@@ -141,11 +147,11 @@ def _milliseconds(update: Callable[[], None], updates: int, device: str) -> floa
     return (time.perf_counter() - start) / updates * 1e3
 
 
-def _model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str) -> OffPolicyAlgorithm:
+def _model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str, **own: Any) -> OffPolicyAlgorithm:
     kwargs: dict[str, Any] = {"net_arch": list(case.net_arch), "n_critics": case.n_critics}
     model = algorithm(
         "MlpPolicy", NoWorld(case), learning_rate=1e-3, buffer_size=case.buffer_size, batch_size=case.batch_size,
-        tau=0.005, gamma=0.99, policy_kwargs=kwargs, seed=0, device=device,
+        tau=0.005, gamma=0.99, policy_kwargs=kwargs, seed=0, device=device, **own,
     )  # fmt: skip
     model.set_logger(Logger(None, []))
     random = np.random.default_rng(0)

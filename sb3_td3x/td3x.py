@@ -19,7 +19,7 @@ from sb3_td3x.accelerate import PATHS, FastUpdate, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
 from sb3_td3x.loading import Loadable
 from sb3_td3x.overlap import Overlapping
-from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments
 from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, sample, stored_transitions
 from sb3_td3x.resumable import Resumable, explained_deaths
@@ -69,6 +69,10 @@ class TD3X(Overlapping, Resumable, Loadable):
     :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
     :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv``. Actions are then
         chosen by the actor before the updates that are due
+    :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics
+        (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), 25 in the paper, which only TD3X can load
+    :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
+        for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -114,6 +118,8 @@ class TD3X(Overlapping, Resumable, Loadable):
         accelerate: Literal["auto", "plain", "compiled", "cudagraph"] = "auto",
         precision: Literal["fp32", "bf16"] = "fp32",
         overlap: bool = False,
+        n_quantiles: int = 1,
+        top_quantiles_to_drop_per_net: int = 2,
     ):
         super().__init__(
             policy,
@@ -145,6 +151,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
+        self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
         self.update_path: str | None = None  # what "auto" chose for this run
         self.resumptions: list[dict[str, Any]] = []  # where a saved run was gone on with, and what was not restored
         self.format_version = modelfile.FORMAT_VERSION
@@ -193,12 +200,17 @@ class TD3X(Overlapping, Resumable, Loadable):
             setattr(self, name, settings.checked(name, getattr(self, name)))
         for name, choices in (("accelerate", PATHS), ("precision", PRECISIONS)):
             settings.one_of(name, getattr(self, name), choices)
+        settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         self.train_freq = settings.checked_train_freq(self.train_freq)
         self.learning_rate = settings.checked_learning_rate(self.learning_rate)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
+        given, self.policy_kwargs = self.policy_kwargs, arguments(self.policy_class, self.policy_kwargs, self.n_quantiles)
         super()._setup_model()
+        self.policy_kwargs = given
+        if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
+            raise ValueError(f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for")
 
     def _setup_learn(
         self,
@@ -282,7 +294,8 @@ class TD3X(Overlapping, Resumable, Loadable):
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
-        rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip)
+        drop = settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
+        rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, drop)
         update, losses = self._update_maker(), []
         try:
             with update.running(self.batch_size):

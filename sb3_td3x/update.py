@@ -17,18 +17,25 @@ from torch import nn
 
 from sb3_td3x import precision, rule
 from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.policies import kind_of
 
 # Moves a network one optimiser step down a loss; the text names the network in an error
 Descend = Callable[[BaseModel, th.Tensor, str], None]
 
 
 class UpdateSettings(NamedTuple):
-    """The numbers of the rule that may change between two updates: floats, or tensors of no dimension."""
+    """The numbers of the rule that may change between two updates: floats, or tensors of no dimension, and a count."""
 
     gamma: float | th.Tensor
     tau: float | th.Tensor
     target_policy_noise: float | th.Tensor
     target_noise_clip: float | th.Tensor
+    top_quantiles_to_drop_per_net: int = 0
+    """Decides a shape, so it is part of a program and never a tensor; 0 for scalar critics."""
+
+    def inputs(self) -> tuple[float | th.Tensor, ...]:
+        """All but the last: what a program reads anew at every update."""
+        return self[:-1]
 
 
 class Losses(NamedTuple):
@@ -82,21 +89,23 @@ def critic_step(
     policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, descend: Descend
 ) -> th.Tensor:
     """Move all critics one optimiser step towards the target of the target networks; return the loss before it."""
+    kind = kind_of(policy.critic)
     discounts = settings.gamma if batch.discounts is None else batch.discounts
     with th.no_grad():
         next_actions = rule.smoothed_actions(
             policy.actor_target(batch.next_observations), noise, settings.target_policy_noise, settings.target_noise_clip
         )
         next_values = policy.critic_target(batch.next_observations, next_actions)
-        target = rule.scalar_target(next_values, batch.rewards, batch.dones, discounts)
-    loss = rule.scalar_critic_loss(policy.critic(batch.observations, batch.actions), target)
+        target = kind.target(next_values, batch.rewards, batch.dones, discounts, settings.top_quantiles_to_drop_per_net)
+    loss = kind.loss(policy.critic(batch.observations, batch.actions), target)
     descend(policy.critic, loss, "critic")
     return loss.detach()
 
 
 def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, descend: Descend) -> th.Tensor:
-    """Move the actor one step up the first critic, then all targets towards their networks; return the actor's loss."""
-    loss = rule.actor_loss(policy.critic.q1_forward(batch.observations, policy.actor(batch.observations)))
+    """Move the actor one step up the critics' value, then all targets towards their networks; return the actor's loss."""
+    actions = policy.actor(batch.observations)
+    loss = rule.actor_loss(kind_of(policy.critic).ascended(policy.critic, batch.observations, actions))
     descend(policy.actor, loss, "actor")
     with th.no_grad():
         for target, source in ((policy.critic_target, policy.critic), (policy.actor_target, policy.actor)):

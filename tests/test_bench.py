@@ -1,5 +1,6 @@
 """``td3x bench`` measures the same work for everyone and says what it measured."""
 
+import dataclasses
 import json
 
 import pytest
@@ -24,6 +25,13 @@ def test_every_contender_has_its_turn_and_ratios_are_those_of_the_same_turn():
 
     rows = speed.summary({speed.BASELINE: [10.0, 30.0], "x": [5.0, 15.0], speed.FLOOR: [2.0, 6.0]})
     assert [(row["times_sb3"], row["share_of_floor"]) for row in rows] == [(1.0, 0.2), (2.0, 0.4), (5.0, 1.0)]
+
+
+def test_quantile_critics_are_measured_beside_scalar_ones():
+    found = speed.contenders(dataclasses.replace(SMALL, n_quantiles=3))
+    assert {"TD3X plain", "TD3X plain, 3 quantiles", "TD3X plain, bf16, 3 quantiles"} <= set(found)
+    for name in ("TD3X plain", "TD3X plain, 3 quantiles"):
+        found[name]()
 
 
 def test_the_eager_contender_learns():

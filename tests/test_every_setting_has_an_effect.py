@@ -16,7 +16,9 @@ TURNED = {
     "target_noise_clip": 0.05,
     "policy_delay": 1,
     "learning_rate": 1e-2,
+    "top_quantiles_to_drop_per_net": 1,
 }
+BESIDE = {"top_quantiles_to_drop_per_net": {"n_quantiles": 5}}  # what else it takes for a setting to matter
 
 
 def trained(**kwargs):
@@ -40,20 +42,22 @@ def test_all_numbers_of_the_rule_are_tried():
 
 @pytest.mark.parametrize("name", TURNED)
 def test_turning_it_in_the_constructor_changes_the_update(name, path):
-    assert largest_difference(trained(accelerate=path), trained(accelerate=path, **{name: TURNED[name]})) > 1e-6
+    same = {"accelerate": path, **BESIDE.get(name, {})}
+    assert largest_difference(trained(**same), trained(**same, **{name: TURNED[name]})) > 1e-6
 
 
 @pytest.mark.parametrize("name", sorted(set(TURNED) - {"learning_rate"}))
 def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name, path):
-    algorithm = without_output(model(batch_size=8, accelerate=path))
+    same = {"accelerate": path, **BESIDE.get(name, {})}
+    algorithm = without_output(model(batch_size=8, **same))
     run(algorithm)
     for kept in ("actor", "critic"):
         getattr(algorithm, kept).optimizer.state.clear()
-    algorithm.set_parameters(model().get_parameters())
+    algorithm.set_parameters(model(**same).get_parameters())
     algorithm._n_updates = 0
     setattr(algorithm, name, TURNED[name])
     run(algorithm)
-    assert largest_difference(weights(algorithm), trained(accelerate=path, **{name: TURNED[name]})) == 0
+    assert largest_difference(weights(algorithm), trained(**same, **{name: TURNED[name]})) == 0
 
 
 def test_learning_rate_follows_its_schedule():

@@ -40,6 +40,33 @@ def test_critic_loss_is_the_sum_over_critics_of_mean_squared_errors():
     assert loss.item() == pytest.approx(10.5)
 
 
+def row(*values):
+    return th.tensor([values], dtype=th.float64)
+
+
+def test_quantile_target_leaves_out_the_largest_of_the_pool():
+    # Two critics, one to drop for each: of 1 9 3 | 7 8 2 go 9 and 8, which may be one critic's; then 1 + 0.5 z
+    target = rule.quantile_target([row(1.0, 9.0, 3.0), row(7.0, 8.0, 2.0)], row(1.0), row(0.0), 0.5, 1)
+    th.testing.assert_close(target.sort().values, row(1.5, 2.0, 2.5, 4.5))
+    target = rule.quantile_target([row(8.0, 9.0, 3.0), row(7.0, 1.0, 2.0)], row(1.0), row(0.0), 0.5, 1)
+    th.testing.assert_close(target.sort().values, row(1.5, 2.0, 2.5, 4.5))
+
+
+def test_quantile_target_may_keep_all_does_not_look_past_a_termination_and_discounts_each_transition():
+    quantiles = th.cat([row(2.0, 4.0)] * 3)
+    target = rule.quantile_target([quantiles], column(1.0, 1.0, 1.0), column(0.0, 1.0, 0.0), column(0.5, 0.5, 0.25), 0)
+    th.testing.assert_close(target.sort().values, th.cat([row(2.0, 3.0), row(1.0, 1.0), row(1.5, 2.0)]))
+
+
+def test_quantile_loss_weighs_errors_by_the_share_each_quantile_stands_for():
+    # Shares 1/4 and 3/4. Quantile 0 against 0.5 and 3: 1/4 x 0.125 and 1/4 x 2.5; quantile 2: 1/4 x 1 and 3/4 x 0.5
+    loss = rule.quantile_critic_loss([row(0.0, 2.0)], row(0.5, 3.0))
+    assert loss.item() == pytest.approx((0.125 / 4 + 2.5 / 4 + 1.0 / 4 + 3 * 0.5 / 4) / 4)
+    # a mean over critics: one that is right everywhere halves it
+    right = rule.quantile_critic_loss([row(0.0, 2.0), row(1.0, 1.0)], row(1.0))
+    assert right.item() == pytest.approx(rule.quantile_critic_loss([row(0.0, 2.0)], row(1.0)).item() / 2)
+
+
 def test_actor_loss_falls_when_the_value_rises():
     assert rule.actor_loss(column(1.0, 3.0)).item() == pytest.approx(-2.0)
 

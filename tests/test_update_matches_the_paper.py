@@ -1,15 +1,19 @@
 """TD3X's updates are the paper's: equal to a float64 reference that shares no code with the package."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from tests.reference.quantiles_by_the_paper import PaperQuantileTD3
 from tests.reference.td3_by_the_paper import PaperTD3
 from tests.tools import feed, model, random_batch, without_output
 
 UPDATES = 20
 RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
+QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
@@ -29,7 +33,9 @@ def layers(network):
 
 def reference_of(algorithm):
     policy = algorithm.policy
-    return PaperTD3(
+    scalar = algorithm.n_quantiles == 1
+    reference = PaperTD3 if scalar else partial(PaperQuantileTD3, drop=algorithm.top_quantiles_to_drop_per_net)
+    return reference(
         layers(policy.actor.mu),
         [layers(network) for network in policy.critic.q_networks],
         learning_rate=algorithm.learning_rate,
@@ -52,15 +58,18 @@ def assert_equal_networks(policy, reference, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "n_critics", "accelerate"),
-    [(*kind, n_critics, "plain") for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
+    ("dtype", "tolerance", "n_critics", "accelerate", "quantiles"),
+    [(*kind, n_critics, "plain", {}) for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
+    + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 2, 3)]
+    + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
     # a program takes long to compile
-    + [(*FLOAT32, 2, "compiled"), (*FLOAT32, 3, "compiled"), (*FLOAT64, 2, "compiled")],
+    + [(*FLOAT32, 2, "compiled", {}), (*FLOAT32, 3, "compiled", {}), (*FLOAT64, 2, "compiled", {})]
+    + [(*FLOAT64, 2, "compiled", QUANTILES)],
 )
-def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate):
+def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, quantiles):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
-    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE))
+    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE, **quantiles))
     algorithm.policy.to(dtype)
     reference = reference_of(algorithm)
 

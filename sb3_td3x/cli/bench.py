@@ -16,6 +16,7 @@ def command(
     observations: Annotated[int, typer.Option(help="numbers in an observation")] = 22,
     actions: Annotated[int, typer.Option(help="numbers in an action")] = 6,
     critics: Annotated[int, typer.Option(help="number of critics")] = 2,
+    quantiles: Annotated[int, typer.Option(help="measure also critics of so many quantiles")] = 1,
     buffer: Annotated[int, typer.Option(help="transitions in the replay buffer")] = 100_000,
     threads: Annotated[int, typer.Option(help="torch threads")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
@@ -32,7 +33,7 @@ def command(
 
     require_device(device)
     sizes = {"batch_size": batch, "observations": observations, "actions": actions}
-    sizes |= {"n_critics": critics, "buffer_size": buffer}
+    sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
     layers = tuple(whole("net", part, minimum=1) for part in map(_number, net.split(",")))
     case = speed.Case(net_arch=layers, **{name: whole(name, value, minimum=1) for name, value in sizes.items()})
     th.set_num_threads(whole("threads", threads, minimum=1))

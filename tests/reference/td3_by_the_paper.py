@@ -74,7 +74,7 @@ class PaperTD3:
         smoothing = np.clip(noise * self.noise_std, -self.noise_clip, self.noise_clip)
         next_actions = np.clip(np.tanh(forward(self.actor_target, next_states)[0]) + smoothing, -1.0, 1.0)
         next_inputs = np.concatenate([next_states, next_actions], axis=1)
-        next_values = np.minimum.reduce([forward(critic, next_inputs)[0] for critic in self.critic_targets])
+        next_values = self.next_values([forward(critic, next_inputs)[0] for critic in self.critic_targets])
         targets = rewards + self.gamma * (1.0 - terminated) * next_values
 
         critic_loss = 0.0
@@ -82,20 +82,35 @@ class PaperTD3:
         self.critic_optimizer.steps += 1
         for name, critic in enumerate(self.critics):
             values, layer_inputs = forward(critic, inputs)
-            critic_loss += np.mean((values - targets) ** 2)
-            gradients, _ = backward(critic, layer_inputs, 2.0 * (values - targets) / len(values))
+            loss, output_gradient = self.loss(values, targets)
+            critic_loss += loss
+            gradients, _ = backward(critic, layer_inputs, output_gradient)
             self.critic_optimizer.step(critic, gradients, name)
 
         if self.updates % self.policy_delay != 0:
             return critic_loss, None
         return critic_loss, self.update_actor_and_targets(states)
 
+    def next_values(self, outputs):
+        return np.minimum.reduce(outputs)
+
+    def loss(self, values, targets):
+        """One critic's share of the loss, and its gradient by the critic's output."""
+        return np.mean((values - targets) ** 2), 2.0 * (values - targets) / len(values)
+
+    def ascended(self):
+        """The critics whose mean output the actor ascends."""
+        return self.critics[:1]
+
     def update_actor_and_targets(self, states):
         before_tanh, actor_inputs = forward(self.actor, states)
         actions = np.tanh(before_tanh)
-        values, critic_inputs = forward(self.critics[0], np.concatenate([states, actions], axis=1))
-        ascend = -np.ones_like(values) / len(values)
-        _, input_gradient = backward(self.critics[0], critic_inputs, ascend)
+        loss, input_gradient = 0.0, 0.0
+        for critic in self.ascended():
+            values, critic_inputs = forward(critic, np.concatenate([states, actions], axis=1))
+            ascend = -np.ones_like(values) / values.size / len(self.ascended())
+            loss -= np.mean(values) / len(self.ascended())
+            input_gradient = input_gradient + backward(critic, critic_inputs, ascend)[1]
         action_gradient = input_gradient[:, states.shape[1] :] * (1.0 - actions**2)
         gradients, _ = backward(self.actor, actor_inputs, action_gradient)
         self.actor_optimizer.steps += 1
@@ -105,7 +120,7 @@ class PaperTD3:
             for target_layer, source_layer in zip(target, source, strict=True):
                 for target_value, source_value in zip(target_layer, source_layer, strict=True):
                     target_value[...] = self.tau * source_value + (1.0 - self.tau) * target_value
-        return -np.mean(values)
+        return loss
 
 
 def copy(network):

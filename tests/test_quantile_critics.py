@@ -1,0 +1,305 @@
+"""Truncated quantile critics do what their paper says, everywhere scalar critics work, and one quantile is a scalar critic."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.td3.policies import TD3Policy
+
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy, precision, rule
+from tests.reference.quantiles_by_the_paper import kept_quantiles, quantile_huber
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+
+QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
+GOLDEN = Path(__file__).parent / "golden"
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+def ready(path="plain", **kwargs):
+    return without_output(model(accelerate=path, batch_size=8, **{**QUANTILES, **kwargs}))
+
+
+def train(algorithm, seeds):
+    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in seeds]
+    feed(algorithm, [random_batch(seed) for seed in seeds], noises)
+    algorithm.train(len(seeds), 8)
+
+
+def random_case(seed, critics=2, n=5, m=6):
+    random = np.random.default_rng(seed)
+    quantiles = [random.normal(scale=2, size=(4, n)) for _ in range(critics)]
+    return quantiles, random.normal(scale=2, size=(4, m))
+
+
+class TestRule:
+    @pytest.mark.parametrize("drop", [0, 1, 4])
+    @pytest.mark.parametrize("critics", [1, 2, 3])
+    def test_target_keeps_what_the_slow_twin_keeps(self, critics, drop):
+        quantiles, _ = random_case(0, critics)
+        rewards, dones = np.arange(4.0).reshape(4, 1), np.array([[0.0], [1.0], [0.0], [0.0]])
+        expected = rewards + 0.9 * (1 - dones) * kept_quantiles(quantiles, drop)
+        found = rule.quantile_target(*tensors(quantiles, rewards, dones), 0.9, drop)
+        assert found.shape == (4, critics * (5 - drop))
+        np.testing.assert_allclose(np.sort(found.numpy()), expected, rtol=1e-14)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_loss_and_gradient_are_the_slow_twins(self, seed):
+        quantiles, target = random_case(seed)
+        current, wanted = tensors(quantiles, target)
+        for tensor in current:
+            tensor.requires_grad_()
+        loss = rule.quantile_critic_loss(current, wanted)
+        twins = [quantile_huber(one, target) for one in quantiles]
+        assert loss.item() == pytest.approx(sum(twin[0] for twin in twins) / 2, rel=1e-13)
+        for tensor, (_, gradient) in zip(current, twins, strict=True):
+            (found,) = th.autograd.grad(loss, tensor, retain_graph=True)
+            np.testing.assert_allclose(found.numpy(), gradient / 2, rtol=1e-12)
+
+    def test_the_twins_own_gradient_is_that_of_its_loss(self):
+        (quantiles, *_), target = random_case(7)
+        _, gradient = quantile_huber(quantiles, target)
+        for place in np.ndindex(quantiles.shape):
+            there, step = np.zeros_like(quantiles), 1e-6
+            there[place] = step
+            slope = (quantile_huber(quantiles + there, target)[0] - quantile_huber(quantiles - there, target)[0]) / (2 * step)
+            assert slope == pytest.approx(gradient[place], abs=1e-8)
+
+    @pytest.mark.parametrize(("critics", "n", "m"), [(1, 2, 1), (2, 25, 46), (3, 7, 5)])
+    def test_loss_is_that_of_sb3_contribs_tqc(self, critics, n, m):
+        theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
+        quantiles, target = tensors(*random_case(1, critics, n, m))
+        expected = theirs(th.stack(quantiles, 1), target[:, None], sum_over_quantiles=False)
+        # its midpoints are float32
+        assert rule.quantile_critic_loss(quantiles, target).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def tensors(*parts):
+    return [[th.tensor(one) for one in part] if isinstance(part, list) else th.tensor(part) for part in parts]
+
+
+class TestOneQuantile:
+    def test_is_the_scalar_critic_bit_for_bit(self, path):
+        default = model(accelerate=path, batch_size=8).learn(30)
+        one = model(accelerate=path, batch_size=8, n_quantiles=1, top_quantiles_to_drop_per_net=7).learn(30)
+        assert type(one.critic) is ContinuousCritic
+        assert largest_difference(weights(default), weights(one)) == 0
+
+    def test_makes_sb3s_file(self, tmp_path):
+        one = model(n_quantiles=1).learn(30)
+        one.save(tmp_path / "one")
+        assert largest_difference(weights(TD3.load(tmp_path / "one")), weights(one)) == 0
+
+
+class TestCritic:
+    def test_names_are_sb3s_and_only_the_last_layers_are_wider(self):
+        scalar, quantile = weights(model()), weights(model(n_quantiles=25))
+        assert list(scalar) == list(quantile)
+        differ = {name for name in scalar if scalar[name].shape != quantile[name].shape}
+        assert {name.split(".", 1)[1] for name in differ} == {"qf0.4.weight", "qf0.4.bias", "qf1.4.weight", "qf1.4.bias"}
+
+    def test_q1_is_the_first_critics_mean(self):
+        critic = model(**QUANTILES).critic
+        inputs = th.ones(4, 3), th.zeros(4, 1)
+        outputs = critic(*inputs)
+        assert [tuple(output.shape) for output in outputs] == [(4, 5), (4, 5)]
+        th.testing.assert_close(critic.q1_forward(*inputs), outputs[0].mean(1, keepdim=True))
+
+    def test_actor_follows_all_critics_where_td3s_follows_the_first(self):
+        for quantiles, follows in ((QUANTILES, True), ({"n_quantiles": 1}, False)):
+            outcomes = []
+            for factor in (1, -1):
+                algorithm = ready(policy_delay=1, learning_rate=1e-3, **quantiles)
+                last = algorithm.critic.q_networks[1][-1]
+                last.weight.data *= 10 * factor
+                train(algorithm, [0])
+                outcomes.append({name: value for name, value in weights(algorithm).items() if name.startswith("actor.")})
+            assert (largest_difference(*outcomes) > 0) == follows
+
+    def test_outputs_are_never_rounded_to_bf16(self):
+        policy = model(n_quantiles=70, policy_kwargs={"net_arch": [64, 64]}).policy
+        with precision.hidden_products(policy, "bf16"):
+            for network in (*policy.critic.q_networks, *policy.critic_target.q_networks):
+                assert ["forward" in vars(layer) for layer in network] == [False, False, True, False, False]
+
+
+class TestDropping:
+    def test_fewer_dropped_quantiles_give_higher_values(self):
+        outcomes = []
+        for drop in (0, 2, 4):
+            algorithm = ready(top_quantiles_to_drop_per_net=drop)
+            train(algorithm, range(30))
+            with th.no_grad():
+                values = th.cat(algorithm.critic(random_batch(99).observations, random_batch(99).actions))
+            outcomes.append(values.mean().item())
+        assert outcomes == sorted(outcomes, reverse=True)
+        assert outcomes[0] - outcomes[2] > 1e-3
+
+    @pytest.mark.parametrize("drop", [5, 7, -1, 1.5, "many", None])
+    def test_a_count_that_leaves_nothing_or_is_none_is_refused_also_when_edited(self, drop, tmp_path):
+        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
+            model(n_quantiles=5, top_quantiles_to_drop_per_net=drop)
+        algorithm = ready()
+        before = weights(algorithm)
+        algorithm.save(tmp_path / "model")
+        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
+            TD3X.load(tmp_path / "model", top_quantiles_to_drop_per_net=drop)
+        algorithm.top_quantiles_to_drop_per_net = drop
+        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
+            train(algorithm, [0])
+        assert largest_difference(weights(algorithm), before) == 0
+
+    def test_an_edit_takes_effect_on_every_path_and_makes_one_program(self):
+        plain, compiled = (ready(path, policy_delay=1) for path in ("plain", "compiled"))
+        programs = []
+        for drop, seed in ((2, 0), (1, 1), (2, 2), (1.0, 3)):
+            for algorithm in (plain, compiled):
+                algorithm.top_quantiles_to_drop_per_net = drop
+                train(algorithm, [seed])
+            programs.append(compiled._update_maker().programs_made)
+            for name, value in weights(plain).items():
+                th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
+        assert programs == [1, 2, 2, 2]
+        edited = weights(plain)
+        plain = ready(policy_delay=1)
+        train(plain, range(4))
+        assert largest_difference(weights(plain), edited) > 1e-5
+
+
+class TestEverywhere:
+    @pytest.mark.parametrize("n_critics", [1, 3])
+    @pytest.mark.parametrize("share", [False, True])
+    @pytest.mark.parametrize(
+        ("policy", "space"),
+        [
+            ("MlpPolicy", spaces.Box(-10, 10, (3,))),
+            ("CnnPolicy", spaces.Box(0, 255, (36, 36, 1), np.uint8)),
+            ("MultiInputPolicy", spaces.Dict({"a": spaces.Box(-10, 10, (2,)), "b": spaces.Box(-10, 10, (3,))})),
+        ],
+    )
+    def test_trains_for_all_policies(self, policy, space, share, n_critics, tmp_path):
+        kwargs = {"net_arch": [8], "n_critics": n_critics, "share_features_extractor": share}
+        if policy == "CnnPolicy":
+            kwargs["features_extractor_kwargs"] = {"features_dim": 8}
+        algorithm = model(LineEnv(space), policy, policy_kwargs=kwargs, buffer_size=60, **QUANTILES)
+        before = weights(algorithm)
+        algorithm.learn(20)
+        for network in ("actor.", "critic.", "actor_target.", "critic_target."):
+            assert any(not th.equal(before[name], value) for name, value in weights(algorithm).items() if network in name)
+        assert algorithm.policy_kwargs == kwargs
+        algorithm.save(tmp_path / "model")
+        assert largest_difference(weights(TD3X.load(tmp_path / "model")), weights(algorithm)) == 0
+
+    def test_a_frozen_layer_stays_and_the_others_move(self):
+        algorithm = ready()
+        algorithm.critic.q_networks[0][-1].weight.requires_grad_(False)
+        before = weights(algorithm)
+        train(algorithm, [0])
+        moved = {name for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
+        assert {f"critic.qf{i}.4.{kind}" for i in (0, 1) for kind in ("weight", "bias")} - moved == {"critic.qf0.4.weight"}
+
+    def test_an_update_that_is_not_finite_changes_nothing(self, path):
+        algorithm = ready(path, policy_delay=1)
+        train(algorithm, [0])
+        healthy = weights(algorithm)
+        bad = random_batch(1)
+        bad.rewards[3] = np.inf
+        feed(algorithm, [bad], [th.zeros(8, 1)])
+        with pytest.raises(NonFiniteError, match="critic loss or its gradient is not finite at update 2"):
+            algorithm.train(1, 8)
+        assert largest_difference(weights(algorithm), healthy) == 0
+
+    def test_n_step_returns_and_callbacks(self):
+        algorithm = model(n_steps=3, **QUANTILES)
+        algorithm.learn(60, callback=EvalCallback(Monitor(LineEnv()), n_eval_episodes=1, eval_freq=20, verbose=0))
+        assert algorithm._n_updates > 0
+
+    def test_can_be_copied(self):
+        algorithm = model(**QUANTILES).learn(20)
+        assert largest_difference(weights(copy.deepcopy(algorithm)), weights(algorithm)) == 0
+
+
+class TestFiles:
+    def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(self, tmp_path):
+        stays, moves = ready(top_quantiles_to_drop_per_net=1), ready(top_quantiles_to_drop_per_net=1)
+        for algorithm in (stays, moves):
+            train(algorithm, range(4))
+        moves.save(tmp_path / "model")
+        moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv()))
+        assert (moves.n_quantiles, moves.top_quantiles_to_drop_per_net) == (5, 1)
+        np.testing.assert_array_equal(moves.predict(OBSERVATIONS)[0], stays.predict(OBSERVATIONS)[0])
+        for algorithm in (stays, moves):
+            train(algorithm, range(4, 8))
+        assert largest_difference(weights(stays), weights(moves)) == 0
+
+    def test_the_policy_alone(self, tmp_path):
+        policy = model(**QUANTILES).policy
+        policy.save(tmp_path / "policy.pth")
+        loaded = TD3XPolicy.load(tmp_path / "policy.pth")
+        assert loaded.n_quantiles == 5
+        assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
+
+    @pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_format_1"])
+    def test_a_file_from_before_has_scalar_critics_whatever_the_default_is(self, name, monkeypatch):
+        monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "n_quantiles", 25)
+        assert model().n_quantiles == 25
+        loaded = TD3X.load(GOLDEN / f"{name}.zip")
+        assert loaded.n_quantiles == 1
+        expected = json.loads((GOLDEN / f"{name}.json").read_text())["actions"]
+        np.testing.assert_allclose(loaded.predict(OBSERVATIONS)[0].flatten(), expected, rtol=1e-5)
+
+    def test_another_number_of_quantiles_is_refused_at_load(self, tmp_path):
+        with pytest.raises(ValueError, match="n_quantiles cannot be 25: the critics in the file have 1"):
+            TD3X.load(GOLDEN / "sb3_td3_2.9.2.zip", n_quantiles=25)
+        model(**QUANTILES).save(tmp_path / "model")
+        with pytest.raises(ValueError, match="n_quantiles cannot be 1: the critics in the file have 5"):
+            TD3X.load(tmp_path / "model", n_quantiles=1)
+        assert TD3X.load(tmp_path / "model", n_quantiles=5).n_quantiles == 5
+
+    def test_sb3s_td3_does_not_take_a_quantile_critic_for_a_scalar_one(self, tmp_path):
+        model(**QUANTILES).save(tmp_path / "model")
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            TD3.load(tmp_path / "model")
+
+    def test_a_damaged_count_in_a_file_is_explained(self, tmp_path):
+        algorithm = model(**QUANTILES)
+        algorithm.n_quantiles = 4
+        algorithm.save(tmp_path / "model")
+        with pytest.raises(ModelFileError, match="size mismatch"):
+            TD3X.load(tmp_path / "model")
+
+
+class TestPolicies:
+    def test_a_policy_that_cannot_have_quantiles_is_refused(self):
+        class Own(TD3Policy):
+            pass
+
+        assert model(policy=Own).n_quantiles == 1
+        with pytest.raises(ValueError, match=r"Own cannot have quantile critics \(n_quantiles=5\)"):
+            model(policy=Own, **QUANTILES)
+
+    def test_ones_own_policy_derived_from_ours_has_them(self):
+        class Own(TD3XPolicy):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+
+        assert model(policy=Own, **QUANTILES).learn(20).critic.n_quantiles == 5
+
+    def test_a_policy_that_makes_other_critics_is_refused(self):
+        class Own(TD3XPolicy):
+            def make_critic(self, features_extractor=None):
+                return TD3Policy.make_critic(self, features_extractor)
+
+        with pytest.raises(ValueError, match="Own made other critics than n_quantiles=5 asks for"):
+            model(policy=Own, **QUANTILES)
+
+    def test_the_number_is_given_to_the_algorithm_alone(self):
+        with pytest.raises(ValueError, match="n_quantiles is an argument of TD3X itself"):
+            model(policy_kwargs={**SMALL, "n_quantiles": 5})

@@ -5,6 +5,7 @@ Usage: ``python benchmarks/figures.py [--film logs/td3x/Walker2DBulletEnv-v0_1/v
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from results import RETURNS, read
 
 ROOT = Path(__file__).parent.parent
+CHECKPOINTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
     "TD3X, preset default": ("td3x_default-compiled_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
@@ -60,6 +62,23 @@ def walker_table() -> str:
     return "\n".join(lines)
 
 
+def checkpoints_table() -> str:
+    """Seconds and megabytes of a save, as Markdown."""
+    lines = [
+        "| transitions | SB3's two saves | the same, on the disk | first save | later saves | slowest | times SB3, on the disk | resume |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in json.loads(CHECKPOINTS.read_text())["rows"]:
+        sb3, durable, first, later = (row[name] for name in ("sb3", "sb3_on_disk", "first", "later"))
+        lines.append(
+            f"| {row['transitions']:,} | {sb3['seconds']:.3f} s, {sb3['bytes'] / 1e6:.1f} MB | {durable['seconds']:.3f} s "
+            f"| {first['seconds']:.3f} s, {first['bytes'] / 1e6:.1f} MB | {later['seconds']:.3f} s, {later['bytes'] / 1e6:.1f} MB "
+            f"| {later['slowest']:.3f} s | {sb3['seconds'] / later['seconds']:.1f}, {durable['seconds'] / later['seconds']:.1f} "
+            f"| {row['resume_seconds']:.2f} s |"
+        )
+    return "\n".join(lines)
+
+
 def fill(page: Path, marker: str, text: str) -> None:
     """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
     before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
@@ -84,6 +103,7 @@ def main() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         fill(page, "walker table", walker_table())
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
+    fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
     if film is not None:
         draw_film_strip(film, STATIC / "walker_film.png")
     print(walker_table())

@@ -6,19 +6,29 @@ from typing import TYPE_CHECKING, Any
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
-    from sb3_td3x.errors import ModelFileError, NonFiniteError
+    from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run, save_run
+    from sb3_td3x.environments import EpisodeSeeds
+    from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, ModelFileError, NonFiniteError, RunLockedError
     from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
     from sb3_td3x.td3x import TD3X
 
 __all__ = [
     "TD3X",
+    "CheckpointError",
     "CnnPolicy",
+    "EnvironmentDiedError",
+    "EpisodeSeeds",
     "MlpPolicy",
     "ModelFileError",
     "MultiInputPolicy",
     "NonFiniteError",
+    "ResumableEnv",
+    "RunLockedError",
+    "TD3XCheckpointCallback",
     "TD3XPolicy",
     "__version__",
+    "resume_run",
+    "save_run",
 ]
 
 # Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
@@ -28,8 +38,16 @@ _MODULES = {
     "MlpPolicy": "policies",
     "MultiInputPolicy": "policies",
     "TD3XPolicy": "policies",
+    "CheckpointError": "errors",
+    "EnvironmentDiedError": "errors",
     "ModelFileError": "errors",
     "NonFiniteError": "errors",
+    "RunLockedError": "errors",
+    "EpisodeSeeds": "environments",
+    "ResumableEnv": "checkpoint",
+    "TD3XCheckpointCallback": "checkpoint",
+    "resume_run": "checkpoint",
+    "save_run": "checkpoint",
 }
 
 

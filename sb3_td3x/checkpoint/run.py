@@ -6,8 +6,8 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError
 from sb3_td3x.td3x import TD3X
 
+version = cache(metadata.version)  # reading a package's metadata takes a millisecond
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 
 MODEL, STATE, MARKS, WHOLE_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"

@@ -100,7 +100,9 @@ def _refuse_other_options(context: typer.Context) -> None:
     allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "drop_damaged", "film"}
     given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
     if given:
-        raise typer.BadParameter(f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings")
+        raise typer.BadParameter(
+            f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings"
+        )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -64,18 +64,32 @@ def walker_table() -> str:
 
 def checkpoints_table() -> str:
     """Seconds and megabytes of a save, as Markdown."""
-    lines = [
-        "| transitions | SB3's two saves | the same, on the disk | first save | later saves | slowest | times SB3, on the disk | resume |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = (
+        "SB3's two saves",
+        "the same, on the disk",
+        "first save",
+        "later saves",
+        "slowest",
+        "times SB3, on the disk",
+        "resume",
+    )
+    lines = [f"| transitions | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for row in json.loads(CHECKPOINTS.read_text())["rows"]:
-        sb3, durable, first, later = (row[name] for name in ("sb3", "sb3_on_disk", "first", "later"))
-        lines.append(
-            f"| {row['transitions']:,} | {sb3['seconds']:.3f} s, {sb3['bytes'] / 1e6:.1f} MB | {durable['seconds']:.3f} s "
-            f"| {first['seconds']:.3f} s, {first['bytes'] / 1e6:.1f} MB | {later['seconds']:.3f} s, {later['bytes'] / 1e6:.1f} MB "
-            f"| {later['slowest']:.3f} s | {sb3['seconds'] / later['seconds']:.1f}, {durable['seconds'] / later['seconds']:.1f} "
-            f"| {row['resume_seconds']:.2f} s |"
+        costs = {
+            name: f"{row[name]['seconds']:.3f} s, {row[name]['bytes'] / 1e6:.1f} MB" for name in ("sb3", "first", "later")
+        }
+        durable, later = row["sb3_on_disk"]["seconds"], row["later"]["seconds"]
+        cells = (
+            f"{row['transitions']:,}",
+            costs["sb3"],
+            f"{durable:.3f} s",
+            costs["first"],
+            costs["later"],
+            f"{row['later']['slowest']:.3f} s",
+            f"{row['sb3']['seconds'] / later:.1f}, {durable / later:.1f}",
+            f"{row['resume_seconds']:.2f} s",
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
-    from sb3_td3x.errors import ModelFileError, NonFiniteError
+    from sb3_td3x.errors import ModelFileError, NonFiniteError, UntrustedModelError
+    from sb3_td3x.pickled import load_vecnormalize
     from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
     from sb3_td3x.td3x import TD3X
 
@@ -18,7 +19,9 @@ __all__ = [
     "MultiInputPolicy",
     "NonFiniteError",
     "TD3XPolicy",
+    "UntrustedModelError",
     "__version__",
+    "load_vecnormalize",
 ]
 
 # Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
@@ -30,6 +33,8 @@ _MODULES = {
     "TD3XPolicy": "policies",
     "ModelFileError": "errors",
     "NonFiniteError": "errors",
+    "UntrustedModelError": "errors",
+    "load_vecnormalize": "pickled",
 }
 
 

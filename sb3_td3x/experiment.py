@@ -18,10 +18,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import environments, presets
 from sb3_td3x.errors import ModelFileError
+from sb3_td3x.pickled import load_vecnormalize
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
@@ -161,18 +162,24 @@ def train(
     return not stop.requested
 
 
-def load_model(folder: RunDir, env: VecEnv, device: str = "auto") -> TD3X:
+def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = False) -> TD3X:
     """
     The best model of a run, else its last; for acting, so without memory for a replay buffer.
 
     :param env: from ``open_evaluation_env``; the model has to fit it
+    :param trust: read a model that holds objects of its author's, which runs their code
+    :raises UntrustedModelError: for such a model, without ``trust``
     """
     require_device(device)
-    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1)
+    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1, trust=trust)
 
 
-def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None) -> VecEnv:
-    """An environment as the run's evaluations had it, with the normalisation that belongs to the run's model."""
+def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
+    """
+    An environment as the run's evaluations had it, with the normalisation that belongs to the run's model.
+
+    :param trust: read normalisation statistics as SB3 does, which runs whatever code their file holds
+    """
     entry = {**folder.config(), "n_envs": 1, "normalize": None}
     environments.require_registered(folder.env_id)
     env = _environment(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
@@ -180,32 +187,34 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     statistics = folder.best_normalization if best else folder.normalization
     if not statistics.exists():
         return env
-    loaded = VecNormalize.load(str(statistics), env)
+    loaded = load_vecnormalize(statistics, env, trust)
     loaded.training = loaded.norm_reward = False
     return loaded
 
 
-def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto") -> np.ndarray:
+def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto", trust: bool = False) -> np.ndarray:
     """
     Returns of fresh episodes of a run's model.
 
     :param seed: the episodes are determined by it
+    :param trust: run the code that the run's files may hold
     :return: ``(episodes,)``
     """
-    env = open_evaluation_env(folder, seed)
+    env = open_evaluation_env(folder, seed, trust=trust)
     try:
         returns, _ = evaluate_policy(
-            load_model(folder, env, device), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
+            load_model(folder, env, device, trust), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
         )
     finally:
         env.close()
     return np.asarray(returns)
 
 
-def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> float:
+def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000, trust: bool = False) -> float:
     """
     Film one episode of a run's model.
 
+    :param trust: run the code that the run's files may hold
     :return: its return
     :raises ValueError: if there is nothing to film with or the environment cannot draw itself
     """
@@ -215,8 +224,8 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> flo
 
     env = None
     try:
-        env = open_evaluation_env(folder, seed, render_mode="rgb_array")
-        return record(load_model(folder, env, device="cpu"), env, out, max_steps)
+        env = open_evaluation_env(folder, seed, "rgb_array", trust)
+        return record(load_model(folder, env, "cpu", trust), env, out, max_steps)
     except ModelFileError:
         raise
     except Exception as error:  # whatever an environment's drawing raises
@@ -226,11 +235,11 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> flo
             env.close()
 
 
-def show(folder: RunDir, episodes: int, seed: int) -> Iterator[float]:
-    """Play episodes in a window, giving each one's return when it ends."""
-    env = open_evaluation_env(folder, seed, render_mode="human")
+def show(folder: RunDir, episodes: int, seed: int, trust: bool = False) -> Iterator[float]:
+    """Play episodes in a window, giving each one's return when it ends; ``trust`` as for ``film``."""
+    env = open_evaluation_env(folder, seed, "human", trust)
     try:
-        model = load_model(folder, env, device="cpu")
+        model = load_model(folder, env, "cpu", trust)
         for _ in range(episodes):
             yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
     finally:

@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "sb3_td3x"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "replay", "policies",
-    "update", "recordable", "accelerate", "overlap", "modelfile", "loading", "td3x",
+    "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
+    "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
+    "loading", "td3x",
     "presets", "rundir", "environments", "curves", "film", "experiment", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}

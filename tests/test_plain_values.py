@@ -84,7 +84,7 @@ VALUES = {
     "schedules": [ConstantSchedule(0.1), FloatSchedule(0.2), FloatSchedule(LinearSchedule(1.0, 0.0, 0.5))],
     "train frequency": TrainFreq(2, TrainFrequencyUnit.EPISODE),
     "enumerations": [TrainFrequencyUnit.STEP, GoalSelectionStrategy.FUTURE],
-    "classes": [known.class_named(name) for name in known._by_name()],
+    "classes": [known.class_named(name) for name in known.names()],
 }  # fmt: skip
 
 

@@ -59,16 +59,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 """What attributes must be; any other is what the settings' own checks and SB3 accept."""
 
-NEEDED = (
-    "policy_class",
-    "policy_kwargs",
-    "observation_space",
-    "action_space",
-    "n_envs",
-    "verbose",
-    "learning_starts",
-    "use_sde",
-)
+NEEDED = ("policy_class", "policy_kwargs", "observation_space", "action_space", "n_envs", "learning_starts")
 
 
 def encoded(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

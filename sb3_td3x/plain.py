@@ -9,7 +9,7 @@ import base64
 import math
 import pathlib
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +28,8 @@ KIND = "@"
 MAX_DEPTH = 40
 """Values inside values; SB3's nest about five deep."""
 
-MAX_VALUES = 2**22
-"""Values in a value, every 64 bytes of an array counted as one: what refers to itself often may not grow without end."""
+MAX_VALUES = 2**19
+"""Values in a value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end."""
 
 _DTYPE = re.compile(r"[<>|=]?([iu][1248]|f2|[f][48]|c8|c16|b1)")
 _NUMBERS = (int, float, list, np.ndarray, np.generic)
@@ -110,7 +110,7 @@ class _Encoder:
 
     def encode(self, value: Any, depth: int) -> Any:
         size = len(value) if isinstance(value, (str, bytes)) else 0
-        self.left -= 1 + (value.nbytes if isinstance(value, (np.ndarray, th.Tensor)) else size) // 64
+        self.left -= 1 + (value.nbytes if isinstance(value, (np.ndarray, th.Tensor)) else size) // 256
         if depth == 0 or self.left < 0:
             raise NotPlain(f"{described(value)}, {f'nested more than {MAX_DEPTH} deep' if depth == 0 else 'too large'}")
         kind = type(value)
@@ -223,6 +223,7 @@ def _random_parts(random: np.random.Generator) -> tuple[str, dict[str, Any]]:
 _PARTS: dict[type, Callable[[Any], tuple[str, dict[str, Any]]]] = {
     tuple: lambda value: ("tuple", {"items": list(value)}),
     dict: lambda value: ("dict", {"items": [[key, one] for key, one in value.items()]}),
+    OrderedDict: lambda value: ("ordered dict", {"items": [[key, one] for key, one in value.items()]}),
     bytes: lambda value: ("bytes", {"data": _Raw(base64.b64encode(value).decode())}),
     deque: lambda value: ("deque", {"items": list(value), "maxlen": value.maxlen}),
     np.ndarray: _array_parts,
@@ -383,6 +384,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "float": _make_float,
     "tuple": lambda items: tuple(items),
     "dict": _make_dict,
+    "ordered dict": lambda items: OrderedDict(_make_dict(items)),
     "bytes": lambda data: base64.b64decode(data, validate=True),
     "deque": _make_deque,
     "path": lambda value: pathlib.Path(value),

@@ -3,7 +3,7 @@
 import json
 import math
 import pathlib
-from collections import deque
+from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -37,10 +37,10 @@ def equal(left, right):
         return left == right or (math.isnan(left) and math.isnan(right))
     if isinstance(left, (list, tuple, deque)):
         return len(left) == len(right) and all(map(equal, left, right))
-    if isinstance(left, dict):
+    if isinstance(left, dict):  # an OrderedDict too
         return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, spaces.Space):
-        return left == right and equal(vars(left), vars(right))
+        return left == right and equal(dict(sorted(vars(left).items())), dict(sorted(vars(right).items())))
     if isinstance(left, np.random.Generator):
         return equal(left.bit_generator.state, right.bit_generator.state)
     if isinstance(left, th.Generator):
@@ -63,6 +63,7 @@ def a_vectorized_noise():
 VALUES = {
     "numbers": [None, True, 0, -(2**130), 1.5, math.nan, math.inf, -math.inf, -0.0],
     "tuples in dicts": {"a": (1, [2, (3,)]), "@": "a key of ours", "": {1: "one", (2, 3): None}},
+    "ordered dict": OrderedDict(z=1, a=np.zeros(2)),
     "bytes and paths": [b"\0\xff", pathlib.Path("logs") / "run"],
     "arrays": [np.arange(6).astype(t).reshape(2, 3) for t in ("<i8", ">i4", "u1", "f4", "f8", "f2", "c8", "?")],
     "odd arrays": [np.zeros(()), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.array([math.nan, -math.inf])],

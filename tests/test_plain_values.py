@@ -40,12 +40,17 @@ def equal(left, right):
     if isinstance(left, dict):  # an OrderedDict too
         return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, spaces.Space):
-        return left == right and equal(dict(sorted(vars(left).items())), dict(sorted(vars(right).items())))
+        return left == right and equal(*map(attributes_of, (left, right)))
     if isinstance(left, np.random.Generator):
         return equal(left.bit_generator.state, right.bit_generator.state)
     if isinstance(left, th.Generator):
         return th.equal(left.get_state(), right.get_state())
     return equal(vars(left), vars(right)) if hasattr(left, "__dict__") and not isinstance(left, type) else left == right
+
+
+def attributes_of(space):
+    """In any order, and without the texts that gymnasium makes when a space is first printed."""
+    return {name: value for name, value in sorted(vars(space).items()) if not name.endswith("_repr")}
 
 
 def seeded(space):

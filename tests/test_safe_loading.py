@@ -334,11 +334,6 @@ class TestBuffers:
         first, second = model(env(), **settings).learn(50), model(env(), **settings)
         first.save_replay_buffer(tmp_path / "buffer")
         second.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=False)
-        state, other = (
-            one.replay_buffer.__getstate__() if hasattr(one.replay_buffer, "__getstate__") else vars(one.replay_buffer)
-            for one in (first, second)
-        )
-        assert (state or vars(first.replay_buffer)).keys() == (other or vars(second.replay_buffer)).keys()
         for name, value in vars(first.replay_buffer).items():
             if name not in ("env", "infos"):
                 assert equal(vars(second.replay_buffer)[name], value), name

@@ -517,6 +517,14 @@ def test_attributes_that_no_model_has_are_refused(what, zipped):
         TD3X.load(io.BytesIO(with_fields(zipped, **HOSTILE[what])))
 
 
+@pytest.mark.parametrize(
+    ("what", "said"), [("huge networks", "has the shape"), ("a huge space", "has the shape"), ("a great many critics", "asks for")]
+)
+def test_networks_that_the_file_does_not_hold_are_not_made(what, said, zipped):
+    with pytest.raises(ModelFileError, match=said):  # not: no memory
+        TD3X.load(io.BytesIO(with_fields(zipped, **HOSTILE[what])))
+
+
 def test_the_same_attributes_in_a_zip_of_sb3_are_refused():
     golden = (GOLDEN / "sb3_td3_2.9.2.zip").read_bytes()
     for what in (

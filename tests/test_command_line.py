@@ -330,6 +330,39 @@ def test_a_damaged_model_is_named(trained, tmp_path, capfd, monkeypatch):
     assert "best_model.zip is not a model zip, or is damaged" in printed
 
 
+class TestRunsOfStrangers:
+    """They are read without running their author's code, unless the user says that he trusts them."""
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, capfd, monkeypatch):
+        run = self.scheduled(tmp_path)
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "learning_rate holds the function" in printed
+        assert "--trust" in printed
+
+    def test_eval_trusts_when_told(self, tmp_path):
+        run = self.scheduled(tmp_path)
+        result = CliRunner().invoke(cli.app, ["eval", str(run.path), "--episodes", "1", "--trust"])
+        assert result.exit_code == 0, result.output
+        assert "return" in result.output
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_their_statistics_run_nothing(self, command, tmp_path, capfd, monkeypatch):
+        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+        canary = tmp_path / "canary"
+        run.normalization.write_bytes(b"cos\nsystem\n(Vtouch " + str(canary).encode() + b"\ntR.")
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "os.system" in printed
+        assert "--trust" in printed
+        assert not canary.exists()
+
+    @staticmethod
+    def scheduled(tmp_path):
+        return saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
     (tmp_path / "file").write_text("")
     code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")

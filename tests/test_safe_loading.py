@@ -518,7 +518,8 @@ def test_attributes_that_no_model_has_are_refused(what, zipped):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("huge networks", "has the shape"), ("a huge space", "has the shape"), ("a great many critics", "asks for")]
+    ("what", "said"),
+    [("huge networks", "has the shape"), ("a huge space", "has the shape"), ("a great many critics", "asks for")],
 )
 def test_networks_that_the_file_does_not_hold_are_not_made(what, said, zipped):
     with pytest.raises(ModelFileError, match=said):  # not: no memory

@@ -10,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import plain, settings
@@ -41,6 +42,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "noise_generator": (th.Generator,),
     "ep_info_buffer": (deque, type(None)),
     "ep_success_buffer": (deque, type(None)),
+    "learning_rate": (numbers.Real, ConstantSchedule, FloatSchedule, LinearSchedule),
     "tensorboard_log": (str, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,
@@ -144,9 +146,9 @@ def _require_type(name: str, value: Any, file: str) -> None:
         fits = isinstance(value, str) or (isinstance(value, type) and issubclass(value, TD3Policy))
     elif name == "replay_buffer_class":
         fits = value is None or (isinstance(value, type) and issubclass(value, ReplayBuffer))
-    elif name in settings.CHECKED:
+    elif name in settings.CHECKED or name == "train_freq":
         try:
-            settings.checked(name, value)
+            settings.checked(name, value) if name in settings.CHECKED else settings.checked_train_freq(value)
         except ValueError as error:
             raise ModelFileError(f"{file} cannot be loaded: {error}") from error
     if not fits:

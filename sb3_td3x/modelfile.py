@@ -34,6 +34,11 @@ _TORCH_MEMBER = re.compile(
     r"[^/]+/(data\.pkl|version|byteorder|\.format_version|\.storage_alignment|data/\d+|\.data/serialization_id)"
 )
 
+_FAULTS = (
+    RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, EOFError,
+    pickle.UnpicklingError, zipfile.BadZipFile,
+)  # fmt: skip
+
 PathOrFile = str | pathlib.Path | io.BufferedIOBase
 
 
@@ -120,9 +125,10 @@ def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
     Turn what reading a bad file raises into ``ModelFileError``.
 
     :param name: of the file
-    :param everything: whatever is raised is the file's fault; otherwise what a caller's argument could raise is left
+    :param everything: whatever is raised is the file's fault; otherwise a ``ValueError`` or ``AssertionError`` may come
+        from what the caller has given, and is left
     """
-    faults = (Exception,) if everything else (RuntimeError, KeyError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
+    faults = (Exception,) if everything else _FAULTS
     try:
         yield
     except ModelFileError as error:

@@ -63,7 +63,7 @@ def called(function: Any, arguments: Any) -> Any:
     if isinstance(arguments, tuple):
         if name in _CALLS:
             return _CALLS[name](*arguments)
-        if isinstance(function, type) and known.enum_name_of(function):
+        if isinstance(function, type) and known.enum_name_of(function) and len(arguments) == 1:
             return function(*arguments)
         if function in _CLASS_CALLS:
             return _CLASS_CALLS[function](*arguments)

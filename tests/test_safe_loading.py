@@ -513,8 +513,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_attributes_that_no_model_has_are_refused(what, zipped):
-    with pytest.raises(ModelFileError):
-        TD3X.load(io.BytesIO(with_fields(zipped, **HOSTILE[what])))
+    for given in ({}, {"env": LineEnv()}, {"buffer_size": 1} if what != "a huge buffer" else {}):
+        with pytest.raises(ModelFileError):
+            TD3X.load(io.BytesIO(with_fields(zipped, **HOSTILE[what])), **given)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from sb3_td3x.version import __version__
 if TYPE_CHECKING:
     from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run, save_run
     from sb3_td3x.environments import EpisodeSeeds
-    from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, ModelFileError, NonFiniteError, RunLockedError
+    from sb3_td3x.errors import (
+        CheckpointError,
+        EnvironmentDiedError,
+        ModelFileError,
+        NonFiniteError,
+        RunLockedError,
+        UntrustedModelError,
+    )
+    from sb3_td3x.pickled import load_vecnormalize
     from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
     from sb3_td3x.td3x import TD3X
 
@@ -26,7 +34,9 @@ __all__ = [
     "RunLockedError",
     "TD3XCheckpointCallback",
     "TD3XPolicy",
+    "UntrustedModelError",
     "__version__",
+    "load_vecnormalize",
     "resume_run",
     "save_run",
 ]
@@ -48,6 +58,8 @@ _MODULES = {
     "TD3XCheckpointCallback": "checkpoint",
     "resume_run": "checkpoint",
     "save_run": "checkpoint",
+    "UntrustedModelError": "errors",
+    "load_vecnormalize": "pickled",
 }
 
 

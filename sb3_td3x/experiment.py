@@ -12,17 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import environments, presets
 from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.lock import is_held
 from sb3_td3x.checkpoint.run import VERSIONS
-from sb3_td3x.errors import ModelFileError
 from sb3_td3x.evaluation import AfterEvaluation, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import whole
@@ -240,82 +237,6 @@ def train(
     return not is_stopped()
 
 
-def load_model(folder: RunDir, env: VecEnv, device: str = "auto") -> TD3X:
-    """
-    The best model of a run, else its last; for acting, so without memory for a replay buffer.
-
-    :param env: from ``open_evaluation_env``; the model has to fit it
-    """
-    require_device(device)
-    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1)
-
-
-def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None) -> VecEnv:
-    """An environment as the run's evaluations had it, with the normalisation that belongs to the run's model."""
-    entry = {**folder.config(), "n_envs": 1, "normalize": None}
-    environments.require_registered(folder.env_id)
-    env = _environment(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
-    best = folder.model() == folder.best_model and folder.best_normalization.exists()
-    statistics = folder.best_normalization if best else folder.normalization
-    if not statistics.exists():
-        return env
-    loaded = VecNormalize.load(str(statistics), env)
-    loaded.training = loaded.norm_reward = False
-    return loaded
-
-
-def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto") -> np.ndarray:
-    """
-    Returns of fresh episodes of a run's model.
-
-    :param seed: the episodes are determined by it
-    :return: ``(episodes,)``
-    """
-    env = open_evaluation_env(folder, seed)
-    try:
-        returns, _ = evaluate_policy(
-            load_model(folder, env, device), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
-        )
-    finally:
-        env.close()
-    return np.asarray(returns)
-
-
-def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000) -> float:
-    """
-    Film one episode of a run's model.
-
-    :return: its return
-    :raises ValueError: if there is nothing to film with or the environment cannot draw itself
-    """
-    if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
-        raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
-    from sb3_td3x.film import record
-
-    env = None
-    try:
-        env = open_evaluation_env(folder, seed, render_mode="rgb_array")
-        return record(load_model(folder, env, device="cpu"), env, out, max_steps)
-    except ModelFileError:
-        raise
-    except Exception as error:  # whatever an environment's drawing raises
-        raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
-    finally:
-        if env is not None:
-            env.close()
-
-
-def show(folder: RunDir, episodes: int, seed: int) -> Iterator[float]:
-    """Play episodes in a window, giving each one's return when it ends."""
-    env = open_evaluation_env(folder, seed, render_mode="human")
-    try:
-        model = load_model(folder, env, device="cpu")
-        for _ in range(episodes):
-            yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
-    finally:
-        env.close()
-
-
 def require_device(device: str) -> None:
     """
     Refuse a device that is not there; SB3 would silently take the CPU for a missing CUDA device.
@@ -358,9 +279,9 @@ def _environments(
 ) -> tuple[VecEnv, VecEnv]:
     """The evaluation's one environment and the training's, closed with ``resources``."""
     # First the evaluation's, in this process: what is wrong with it is said here, not in a worker
-    evaluation = _environment(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
+    evaluation = open_env(experiment.env_id, {**entry, "n_envs": 1}, experiment.seed, environments.EVALUATION)
     resources.callback(_close, evaluation)
-    env = _environment(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder, append=append)
+    env = open_env(experiment.env_id, entry, experiment.seed, environments.TRAINING, folder, append=append)
     resources.callback(_close, env)
     return evaluation, env
 
@@ -375,7 +296,7 @@ def _log_formats() -> list[str]:
     return ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
 
 
-def _environment(
+def open_env(
     env_id: str,
     entry: dict[str, Any],
     seed: int,
@@ -384,6 +305,13 @@ def _environment(
     render_mode: str | None = None,
     append: bool = False,
 ) -> VecEnv:
+    """
+    The environments of a run, normalised as its settings say.
+
+    :param entry: hyper-parameters in rl-zoo3's keys
+    :param stream: ``environments.TRAINING`` or ``EVALUATION``
+    :param monitor: where their Monitor files go
+    """
     env = environments.build(
         env_id,
         seed,

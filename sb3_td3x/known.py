@@ -34,6 +34,17 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "stable_baselines3.her.goal_selection_strategy": ("GoalSelectionStrategy",),
 }
 
+BUFFERS = tuple(
+    f"{module}:{name}"
+    for module in ("stable_baselines3.common.buffers", "stable_baselines3.her.her_replay_buffer", "sb3_td3x.replay")
+    for name in CLASSES[module]
+)
+
+
+def names() -> tuple[str, ...]:
+    """Of all classes, as ``class_named`` takes them."""
+    return tuple(_by_name())
+
 
 def class_named(name: str) -> type:
     """

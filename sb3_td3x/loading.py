@@ -1,17 +1,24 @@
 """Loading models and replay buffers: what ``load`` needs to be told, and what it must not change."""
 
 import io
+import json
 import pathlib
+import zipfile
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.save_util import load_from_zip_file, open_path, recursive_getattr
+from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import modelfile
+from sb3_td3x import fields, modelfile, parameters, policies, settings
+from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
+from sb3_td3x.pickled import read_buffer
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits
 
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
@@ -38,6 +45,8 @@ class Loadable(OffPolicyAlgorithm):
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
+        *,
+        trust: bool = False,
         **kwargs: Any,
     ) -> SelfLoadable:
         """
@@ -51,16 +60,26 @@ class Loadable(OffPolicyAlgorithm):
         :param custom_objects: replacements for saved objects, by name
         :param print_system_info: print the versions of the saving and of this system
         :param force_reset: reset the environment before training
+        :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors
+            and known classes are read, and what the file holds beyond them has to come from ``custom_objects``
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
+        :raises UntrustedModelError: without ``trust``, naming the attribute that runs code and the ways to load it
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
         """
-        saved = {**modelfile.BEFORE, **modelfile.check(path)}
-        if kwargs.setdefault("n_quantiles", saved["n_quantiles"]) != saved["n_quantiles"]:
-            raise ValueError(
-                f"n_quantiles cannot be {kwargs['n_quantiles']!r}: the critics in the file have {saved['n_quantiles']}"
-            )
+        file = modelfile.read(path, strict=not trust)
+        # Nothing that the caller gives can be at fault when nothing is given
+        blameless = not trust and env is None and not kwargs and not custom_objects
+        kwargs["n_quantiles"] = n_quantiles = _n_quantiles(file, kwargs)
         device = get_device(device)
+        given = dict(custom_objects or {})
+        saved = file.data
+        if not trust:
+            with modelfile.explained_errors(file.name, everything=True):
+                saved = fields.decoded(file, cls, given, kwargs)
+            given = saved  # an attribute that is given is not unpickled by SB3: these are all that the file has
+            if "policy_class" not in (custom_objects or {}):
+                _require_size(file, saved, n_quantiles)
         if "replay_buffer_class" in kwargs:
             kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
         elif "n_steps" in kwargs:
@@ -68,8 +87,8 @@ class Loadable(OffPolicyAlgorithm):
         request = kwargs.pop("learning_starts", None)
         # SB3's zips hold a number alone: that is what the program did, whatever today's default is
         kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
-        with modelfile.explained_errors(path), th.random.fork_rng(devices=[]):
-            model = super().load(path, env, device, custom_objects, print_system_info, force_reset, _loading=True, **kwargs)
+        with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
+            model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
         del model._loading
         if request is not None:
             model.learning_starts = request
@@ -79,23 +98,78 @@ class Loadable(OffPolicyAlgorithm):
             model._seed_noise(model.seed)
         return model
 
-    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """
+        Save the model to a zip that SB3's ``TD3`` reads too.
+
+        Attributes that are no plain values, a function as ``learning_rate`` for example, are saved as SB3 does; loading
+        them again takes ``trust=True`` or ``custom_objects``.
+
+        :param path: the file; ``.zip`` is added to a name without suffix
+        :param exclude: attributes to leave out
+        :param include: attributes to save that are left out otherwise
+        """
+        zipped = io.BytesIO()
+        super().save(zipped, exclude, include)
+        with zipfile.ZipFile(zipped) as archive:
+            names = json.loads(archive.read("data"))
+        modelfile.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
+        _write_whole(path, zipped.getbuffer())
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Take networks and optimisers from a zip or from what ``get_parameters`` gave. All of them fit, or none is taken.
+
+        :param load_path_or_dict: a model's zip, or state dicts by name
+        :param exact_match: refuse if one is missing
+        :param device: where a zip's tensors are put
+        :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
+        :raises ValueError: for a name that the model does not have
+        """
+        given: Any = load_path_or_dict
+        if not isinstance(given, dict):
+            file = modelfile.read(given)
+            with modelfile.explained_errors(file.name, everything=True):
+                _, given, _ = load_from_zip_file(file.open(), load_data=False, device=device)
+        known = {name: recursive_getattr(self, name) for name in self._get_torch_save_params()[0]}
+        parameters.require_fit({name: given[name] for name in given if exact_match and name in known}, known)
+        super().set_parameters(given, exact_match, device)
+
+    def load_replay_buffer(
+        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True, *, trust: bool = False
+    ) -> None:
         """
         Load a replay buffer saved with ``save_replay_buffer``.
 
         :param path: the file
         :param truncate_last_traj: end a ``HerReplayBuffer``'s last, unfinished episode where it was cut
-        :raises ValueError: for a buffer of another number of environments, other spaces or other n-step returns;
-            the old one is kept then
+        :param trust: read the file as SB3 does, which runs whatever code it holds
+        :raises UntrustedModelError: without ``trust``, for a buffer of a class that is not known or with foreign objects
+        :raises ModelFileError: for a damaged file
+        :raises ValueError: for a buffer of another number of environments, other spaces or other n-step returns.
+            After any error the model has the buffer that it had
         """
-        before = self.replay_buffer
-        try:
-            super().load_replay_buffer(path, truncate_last_traj)
-            n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(before, "n_steps", 1)
-            check_fits(self.replay_buffer, self.n_envs, n_steps, self.observation_space, self.action_space)
-        except BaseException:
-            self.replay_buffer = before
-            raise
+        loaded = read_buffer(path, trust)
+        n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
+        check_fits(loaded, self.n_envs, n_steps, self.observation_space, self.action_space)
+        if isinstance(loaded, HerReplayBuffer):
+            if self.env is None:
+                raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
+            loaded.set_env(self.env)
+            if truncate_last_traj:
+                loaded.truncate_last_trajectory()
+        loaded.device = self.device
+        self.replay_buffer = loaded
 
     def _choose_replay_buffer_class(self) -> None:
         """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""
@@ -111,3 +185,42 @@ class Loadable(OffPolicyAlgorithm):
         """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""
         own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
         return own and self.replay_buffer_class is NStepReplayBuffer and self._loading
+
+
+def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:
+    """Of the critics in the file; another number cannot be asked for."""
+    saved = file.data.get("n_quantiles", modelfile.BEFORE["n_quantiles"])
+    if given.get("n_quantiles", saved) != saved:
+        raise ValueError(f"n_quantiles cannot be {given['n_quantiles']!r}: the critics in the file have {saved}")
+    return settings.whole("n_quantiles", saved, minimum=1)
+
+
+def _write_whole(path: str | pathlib.Path | io.BufferedIOBase, content: memoryview) -> None:
+    """Write a zip beside its place and rename it, so that a process that is killed leaves the old one."""
+    if not isinstance(path, (str, pathlib.Path)):
+        open_path(path, "w", verbose=0).write(content)
+        return
+    named = pathlib.Path(path)
+    place = named if named.suffix else pathlib.Path(f"{named}.zip")  # as SB3 names it
+    beside = place.with_name(f".{place.name}.partial")
+    with open_path(beside, "w", verbose=0) as file:
+        file.write(content)
+    beside.replace(place)
+
+
+def _require_size(file: modelfile.ModelFile, saved: dict[str, Any], n_quantiles: int) -> None:
+    """The networks that the attributes describe are those whose tensors are in the file, and there are no others."""
+    with modelfile.explained_errors(file.name, everything=True), zipfile.ZipFile(file.open()) as archive:
+        tensors, variables = (
+            th.load(io.BytesIO(archive.read(member)), map_location="cpu", weights_only=True)
+            if member in archive.namelist()
+            else None
+            for member in ("policy.pth", "pytorch_variables.pth")
+        )
+        if variables:
+            raise ModelFileError("it has tensors beside the networks")
+        kind = saved["policy_class"]
+        own = {key: value for key, value in saved["policy_kwargs"].items() if key != "device"}
+        arguments = policies.arguments(kind, own, n_quantiles)
+        spaces = {"observation_space": saved["observation_space"], "action_space": saved["action_space"]}
+        parameters.require_policy(tensors, kind, {**spaces, "lr_schedule": lambda _: 0.0, **arguments})

@@ -9,7 +9,7 @@ import base64
 import math
 import pathlib
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +28,15 @@ KIND = "@"
 MAX_DEPTH = 40
 """Values inside values; SB3's nest about five deep."""
 
+MAX_VALUES = 2**19
+"""Values in a value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end."""
+
 _DTYPE = re.compile(r"[<>|=]?([iu][1248]|f2|[f][48]|c8|c16|b1)")
 _NUMBERS = (int, float, list, np.ndarray, np.generic)
-_BIT_GENERATORS = {
+BIT_GENERATORS = {
     c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
-_TORCH_DTYPES = {
+TORCH_DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         th.float64, th.float32, th.float16, th.bfloat16, th.int64, th.int32, th.int16, th.int8, th.uint8, th.bool,
@@ -71,7 +74,7 @@ def encode(value: Any) -> Any:
         is read back as two
     :raises NotPlain: for anything else, also inside
     """
-    return _encode(value, MAX_DEPTH)
+    return _Encoder().encode(value, MAX_DEPTH)
 
 
 def decode(value: Any) -> Any:
@@ -99,20 +102,31 @@ def decode(value: Any) -> Any:
         raise ModelFileError(f"a value in the file cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _encode(value: Any, depth: int) -> Any:
-    if depth == 0:
-        raise NotPlain(f"{_described(value)}, which is nested more than {MAX_DEPTH} deep")
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
-    if kind is list:
-        return [_encode(one, depth - 1) for one in value]
-    if kind is dict and KIND not in value and all(type(key) is str for key in value):
-        return {key: _encode(one, depth - 1) for key, one in value.items()}
-    tag, parts = _parts(value)
-    return {KIND: tag, **{name: part if isinstance(part, _Raw) else _encode(part, depth - 1) for name, part in parts.items()}}
+class _Encoder:
+    """Counts the values of one ``encode``."""
+
+    def __init__(self) -> None:
+        self.left = MAX_VALUES
+
+    def encode(self, value: Any, depth: int) -> Any:
+        size = len(value) if isinstance(value, (str, bytes)) else 0
+        self.left -= 1 + (value.nbytes if isinstance(value, (np.ndarray, th.Tensor)) else size) // 256
+        if depth == 0 or self.left < 0:
+            raise NotPlain(f"{described(value)}, {f'nested more than {MAX_DEPTH} deep' if depth == 0 else 'too large'}")
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
+        if kind is list:
+            return [self.encode(one, depth - 1) for one in value]
+        if kind is dict and KIND not in value and all(type(key) is str for key in value):
+            return {key: self.encode(one, depth - 1) for key, one in value.items()}
+        tag, parts = _parts(value)
+        return {
+            KIND: tag,
+            **{name: part if isinstance(part, _Raw) else self.encode(part, depth - 1) for name, part in parts.items()},
+        }
 
 
 class _Raw(str):
@@ -125,7 +139,7 @@ def _parts(value: Any) -> tuple[str, dict[str, Any]]:
         return take(value)
     if (name := known.name_of(value)) is not None:
         return "class", {"name": name}
-    if isinstance(value, type) and issubclass(value, np.generic) and _DTYPE.fullmatch(np.dtype(value).str):
+    if isinstance(value, type) and issubclass(value, np.generic) and is_plain_dtype(np.dtype(value).str):
         return "scalar type", {"name": np.dtype(value).str}
     if isinstance(value, np.generic):
         return "scalar", {"array": np.asarray(value)}
@@ -135,17 +149,23 @@ def _parts(value: Any) -> tuple[str, dict[str, Any]]:
         return "path", {"value": str(value)}
     if (name := known.enum_name_of(type(value))) is not None:
         return "enum", {"name": name, "member": value.name}
-    raise NotPlain(_described(value))
+    raise NotPlain(described(value))
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """A value in an error's text: what it is and the full name of its class."""
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     what = "the class" if isinstance(value, type) else "the function" if kind is value else "an object of the class"
     return f"{what} {getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', '?')}"
 
 
+def is_plain_dtype(name: str) -> bool:
+    """Whether numpy's name of an array type is one of numbers or booleans."""
+    return _DTYPE.fullmatch(name) is not None
+
+
 def _dtype_name(dtype: np.dtype) -> str:
-    if not _DTYPE.fullmatch(dtype.str):
+    if not is_plain_dtype(dtype.str):
         raise NotPlain(f"an array of {dtype}")
     return dtype.str
 
@@ -162,7 +182,7 @@ def _plain_array(array: np.ndarray) -> np.ndarray:
 
 def _tensor_parts(tensor: th.Tensor) -> tuple[str, dict[str, Any]]:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _TORCH_DTYPES or tensor.layout is not th.strided:
+    if name not in TORCH_DTYPES or tensor.layout is not th.strided:
         raise NotPlain(f"a tensor of {tensor.dtype}, {tensor.layout}")
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(th.uint8).numpy().tobytes()
     return "tensor", {"dtype": name, "shape": list(tensor.shape), "data": _Raw(base64.b64encode(raw).decode())}
@@ -186,7 +206,7 @@ def _require_attributes(kind: type, attributes: dict[str, Any], error: type[Exce
         raise error(f"a {kind.__name__} with the attributes {', '.join(map(str, attributes))}")
     for name, types in expected.items():
         if not isinstance(attributes[name], types):
-            raise error(f"a {kind.__name__} whose {name} is {_described(attributes[name])}")
+            raise error(f"a {kind.__name__} whose {name} is {described(attributes[name])}")
 
 
 def _space_parts(space: spaces.Space, **parts: Any) -> tuple[str, dict[str, Any]]:
@@ -195,14 +215,15 @@ def _space_parts(space: spaces.Space, **parts: Any) -> tuple[str, dict[str, Any]
 
 
 def _random_parts(random: np.random.Generator) -> tuple[str, dict[str, Any]]:
-    if type(random.bit_generator).__name__ not in _BIT_GENERATORS:
-        raise NotPlain(_described(random.bit_generator))
+    if type(random.bit_generator).__name__ not in BIT_GENERATORS:
+        raise NotPlain(described(random.bit_generator))
     return "numpy generator", {"state": random.bit_generator.state}
 
 
 _PARTS: dict[type, Callable[[Any], tuple[str, dict[str, Any]]]] = {
     tuple: lambda value: ("tuple", {"items": list(value)}),
     dict: lambda value: ("dict", {"items": [[key, one] for key, one in value.items()]}),
+    OrderedDict: lambda value: ("ordered dict", {"items": [[key, one] for key, one in value.items()]}),
     bytes: lambda value: ("bytes", {"data": _Raw(base64.b64encode(value).decode())}),
     deque: lambda value: ("deque", {"items": list(value), "maxlen": value.maxlen}),
     np.ndarray: _array_parts,
@@ -256,7 +277,7 @@ def _make_deque(items: list[Any], maxlen: int | None) -> deque[Any]:
 
 
 def _make_dtype(name: str) -> np.dtype:
-    if not _DTYPE.fullmatch(name):
+    if not is_plain_dtype(name):
         raise ModelFileError(f"the file names the array type {name!r}")
     return np.dtype(name)
 
@@ -268,7 +289,7 @@ def _make_array(dtype: str, shape: list[int], data: str) -> np.ndarray:
 
 
 def _make_tensor(dtype: str, shape: list[int], data: str) -> th.Tensor:
-    kind = _TORCH_DTYPES[dtype]
+    kind = TORCH_DTYPES[dtype]
     raw = _sized(data, kind.itemsize, shape)
     if not raw:
         return th.empty(shape, dtype=kind)
@@ -291,14 +312,29 @@ def _make_torch_generator(state: th.Tensor) -> th.Generator:
     return generator
 
 
-def _make_numpy_generator(state: dict[str, Any]) -> np.random.Generator:
-    generator = _BIT_GENERATORS[state["bit_generator"]](0)
+def numpy_generator(state: dict[str, Any]) -> np.random.Generator:
+    """
+    A generator that goes on where ``bit_generator.state`` was taken.
+
+    :raises ModelFileError: for a position behind the end of the generator's memory, which numpy would follow
+    """
+    generator = BIT_GENERATORS[state["bit_generator"]](0)
+    if state["bit_generator"] == "MT19937":
+        _require_position(state["state"]["pos"], 624)
+    if state["bit_generator"] == "Philox":
+        _require_position(state["buffer_pos"], 4)
     generator.state = state  # type: ignore[assignment]
     return np.random.Generator(generator)
 
 
+def _require_position(position: Any, end: int) -> None:
+    if not isinstance(position, (int, np.integer)) or not 0 <= position <= end:
+        raise ModelFileError(f"a random generator in the file is at position {position!r} of {end}")
+
+
 def _make_random_state(state: tuple[Any, ...]) -> np.random.RandomState:
     random = np.random.RandomState(0)
+    _require_position(state[2], 624)
     random.set_state(state)
     return random
 
@@ -331,7 +367,7 @@ def _make_space(name: str, random: np.random.Generator | None, parts: dict[str, 
     else:
         made = _SPACES[name](**parts)
     if random is not None and not isinstance(random, np.random.Generator):
-        raise ModelFileError(f"a space in the file has {_described(random)} as its generator")
+        raise ModelFileError(f"a space in the file has {described(random)} as its generator")
     made._np_random = random  # type: ignore[assignment]
     return made
 
@@ -348,6 +384,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "float": _make_float,
     "tuple": lambda items: tuple(items),
     "dict": _make_dict,
+    "ordered dict": lambda items: OrderedDict(_make_dict(items)),
     "bytes": lambda data: base64.b64decode(data, validate=True),
     "deque": _make_deque,
     "path": lambda value: pathlib.Path(value),
@@ -355,11 +392,11 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "scalar": lambda array: array[()],
     "scalar type": lambda name: _make_dtype(name).type,
     "dtype": _make_dtype,
-    "numpy generator": _make_numpy_generator,
+    "numpy generator": numpy_generator,
     "numpy random state": _make_random_state,
     "tensor": _make_tensor,
     "torch generator": _make_torch_generator,
-    "torch dtype": lambda name: _TORCH_DTYPES[name],
+    "torch dtype": lambda name: TORCH_DTYPES[name],
     "device": lambda name: th.device(name),
     "train frequency": lambda frequency, unit: TrainFreq(frequency, TrainFrequencyUnit(unit)),
     "class": known.class_named,

@@ -6,18 +6,22 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x import rule
+from sb3_td3x import modelfile, parameters, rule
+from sb3_td3x.pickled import read_policy
 from sb3_td3x.settings import whole
+
+SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
 
 class CriticKind(NamedTuple):
@@ -163,6 +167,27 @@ class TD3XPolicy(sb3.TD3Policy):
         """
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
+
+    @classmethod
+    def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
+        """
+        Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.
+
+        :param path: the file
+        :param device: where to put the networks
+        :param trust: read the file as SB3 does, which runs whatever code it holds
+        :raises UntrustedModelError: without ``trust``, for arguments that are more than spaces, numbers and known classes
+        :raises ModelFileError: for a damaged file, or tensors that do not fit
+        """
+        if trust:
+            return super().load(path, device)
+        device = get_device(device)
+        saved = read_policy(path, device)
+        with modelfile.explained_errors(modelfile.name_of(path), everything=True):
+            parameters.require_policy(saved["state_dict"], cls, saved["data"])
+            policy = cls(**saved["data"])
+            policy.load_state_dict(saved["state_dict"])
+        return policy.to(device)
 
 
 MlpPolicy = TD3XPolicy

@@ -14,7 +14,7 @@ from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TrainFrequencyUnit
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x import modelfile, settings
+from sb3_td3x import fields, modelfile, settings
 from sb3_td3x.accelerate import PATHS, FastUpdate, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
 from sb3_td3x.loading import Loadable
@@ -399,8 +399,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         return {name: value for name, value in self.__dict__.items() if name != "_maker"}
 
     def _excluded_save_params(self) -> list[str]:
-        derived = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue")
-        return [*super()._excluded_save_params(), *derived]
+        return [*super()._excluded_save_params(), *fields.DERIVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

@@ -11,9 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "sb3_td3x"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "replay", "policies",
-    "update", "recordable", "accelerate", "overlap", "modelfile", "loading", "resumable", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "speed", "cli", "__main__",
+    "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
+    "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
+    "loading", "resumable", "td3x", "checkpoint",
+    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 
@@ -77,6 +78,19 @@ def test_files_and_functions_stay_short(path):
             ]
             lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
             assert lines <= 45, f"{path.name}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_runs_text_or_unpickles_freely(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec", "compile", "__import__", "os.system", "yaml.unsafe_load", "yaml.full_load")
+            assert called not in ("pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads")
+            for keyword in node.keywords:
+                assert keyword.arg not in ("shell", "allow_pickle")
+                # torch.load of a policy has a reader of ours for its pickle
+                assert keyword.arg != "weights_only" or ast.unparse(keyword.value) == "True" or path.name == "pickled.py"
 
 
 def test_public_names_are_documented():

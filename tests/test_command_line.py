@@ -19,7 +19,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, NonFiniteError, cli, experiment
+from sb3_td3x import TD3X, NonFiniteError, cli, experiment, playing
 from sb3_td3x.curves import draw
 from sb3_td3x.rundir import RunDir
 from tests.tools import LineEnv, model
@@ -139,7 +139,7 @@ class TestTrain:
             experiment.train(run)
         assert not run.folder.normalization.exists()  # the last are spoilt
         steps, results = run.folder.scores()
-        env = experiment.open_evaluation_env(run.folder, seed=1)
+        env = playing.open_evaluation_env(run.folder, seed=1)
         assert isinstance(env, VecNormalize)
         assert np.isfinite(env.obs_rms.mean).all()
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
@@ -230,11 +230,11 @@ class TestReading:
         monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
         run = saved_run(tmp_path, "Blind-v0", model(Blind()))
         with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
-            experiment.film(run, run.film)
+            playing.film(run, run.film)
         assert not list(run.film.parent.iterdir())
         run.film.write_text("an older film")
         with pytest.raises(ValueError, match="cannot be filmed"):
-            experiment.film(run, run.film)
+            playing.film(run, run.film)
         assert run.film.read_text() == "an older film"
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ class TestReading:
         monkeypatch.setitem(gym.registry, "Bits-v0", spec)
         env = BitFlippingEnv(n_bits=4, continuous=True)
         trained = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
-        assert experiment.evaluate(saved_run(tmp_path, "Bits-v0", trained), episodes=2, seed=0).shape == (2,)
+        assert playing.evaluate(saved_run(tmp_path, "Bits-v0", trained), episodes=2, seed=0).shape == (2,)
 
     def test_plot_reads_runs_of_rl_zoo(self, trained, tmp_path):
         run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"
@@ -328,6 +328,39 @@ def test_a_damaged_model_is_named(trained, tmp_path, capfd, monkeypatch):
     code, printed = called(monkeypatch, capfd, "eval", run)
     assert code == 2
     assert "best_model.zip is not a model zip, or is damaged" in printed
+
+
+class TestRunsOfStrangers:
+    """They are read without running their author's code, unless the user says that he trusts them."""
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, capfd, monkeypatch):
+        run = self.scheduled(tmp_path)
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "learning_rate holds the function" in printed
+        assert "--trust" in printed
+
+    def test_eval_trusts_when_told(self, tmp_path):
+        run = self.scheduled(tmp_path)
+        result = CliRunner().invoke(cli.app, ["eval", str(run.path), "--episodes", "1", "--trust"])
+        assert result.exit_code == 0, result.output
+        assert "return" in result.output
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_their_statistics_run_nothing(self, command, tmp_path, capfd, monkeypatch):
+        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+        canary = tmp_path / "canary"
+        run.normalization.write_bytes(b"cos\nsystem\n(Vtouch " + str(canary).encode() + b"\ntR.")
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "os.system" in printed
+        assert "--trust" in printed
+        assert not canary.exists()
+
+    @staticmethod
+    def scheduled(tmp_path):
+        return saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):

@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, NonFiniteError
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError
 from tests.tools import LineEnv, largest_difference, model, weights
 
 
@@ -86,7 +86,7 @@ class TestOtherNumberOfEnvironments:
         (tmp_path / "dict.pkl").write_bytes(pickle.dumps({}))
         algorithm = model()
         before = algorithm.replay_buffer
-        with pytest.raises(AssertionError):
+        with pytest.raises(ModelFileError, match="no replay buffer"):
             algorithm.load_replay_buffer(tmp_path / "dict.pkl")
         assert algorithm.replay_buffer is before
 

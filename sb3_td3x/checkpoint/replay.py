@@ -220,7 +220,7 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
 
 def _read(path: Path, memory: dict[str, Any]) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(path) as archive:  # numpy reads no pickles unless asked to
             rows = {name: archive[name] for name in memory}
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error

@@ -149,7 +149,7 @@ def _load_buffer(model: TD3X, store: Store, found: Checkpoint, trust: bool, drop
         raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
                               "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
     if (found.path / MARKS).exists():
-        with np.load(found.path / MARKS, allow_pickle=False) as archive:
+        with np.load(found.path / MARKS) as archive:  # numpy reads no pickles unless asked to
             replay.set_marks(model.replay_buffer, dict(archive))
     return missing
 

@@ -14,22 +14,23 @@ def command(
     video: Annotated[Path | None, typer.Option(help="Write a film to this .mp4 instead of opening a window.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to show in the window.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Determines the episodes.")] = 1_000,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")] = False,
 ) -> None:
     """Watch a run's best model: in a window where there is a display, otherwise as a film."""
-    from sb3_td3x import experiment
+    from sb3_td3x import playing
     from sb3_td3x.rundir import RunDir
 
     console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)
     if video is None and has_display():
-        for score in experiment.show(folder, episodes, seed):
+        for score in playing.show(folder, episodes, seed, trust):
             console.print(f"return {score:.0f}")
         return
     out = video or folder.film
     if video is None:
         console.print("there is no display: making a film")
     with console.status("filming"):
-        score = experiment.film(folder, out, seed)
+        score = playing.film(folder, out, seed, trust=trust)
     console.print(f"{out} (one episode, return {score:.0f})", soft_wrap=True)
 
 

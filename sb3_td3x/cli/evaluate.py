@@ -12,13 +12,14 @@ def command(
     episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Determines the episodes; training used other ones.")] = 1_000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")] = False,
 ) -> None:
     """Evaluate a run's best model without exploration noise."""
-    from sb3_td3x.experiment import evaluate
+    from sb3_td3x.playing import evaluate
     from sb3_td3x.rundir import RunDir
 
     folder = RunDir.open(run)
-    returns = evaluate(folder, episodes, seed, device)
+    returns = evaluate(folder, episodes, seed, device, trust)
     Console(highlight=False, markup=False).print(
         f"{folder.env_id}, {folder.model().name}: return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} "
         f"episodes (from {returns.min():.1f} to {returns.max():.1f})"

@@ -144,7 +144,7 @@ def _report(console: Console, run: "Run") -> None:
 
 
 def _film(console: Console, run: "Run") -> None:
-    from sb3_td3x.experiment import film
+    from sb3_td3x.playing import film
 
     with console.status("filming the best model"):
         try:

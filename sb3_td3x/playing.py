@@ -1,0 +1,101 @@
+"""A finished run's model at work: scored, filmed, shown."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_td3x import environments
+from sb3_td3x.errors import ModelFileError
+from sb3_td3x.experiment import open_env, require_device
+from sb3_td3x.pickled import load_vecnormalize
+from sb3_td3x.rundir import RunDir
+from sb3_td3x.settings import whole
+from sb3_td3x.td3x import TD3X
+
+
+def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = False) -> TD3X:
+    """
+    The best model of a run, else its last; for acting, so without memory for a replay buffer.
+
+    :param env: from ``open_evaluation_env``; the model has to fit it
+    :param trust: read a model that holds objects of its author's, which runs their code
+    :raises UntrustedModelError: for such a model, without ``trust``
+    """
+    require_device(device)
+    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1, trust=trust)
+
+
+def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
+    """
+    An environment as the run's evaluations had it, with the normalisation that belongs to the run's model.
+
+    :param trust: read normalisation statistics as SB3 does, which runs whatever code their file holds
+    """
+    entry = {**folder.config(), "n_envs": 1, "normalize": None}
+    environments.require_registered(folder.env_id)
+    env = open_env(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
+    best = folder.model() == folder.best_model and folder.best_normalization.exists()
+    statistics = folder.best_normalization if best else folder.normalization
+    if not statistics.exists():
+        return env
+    loaded = load_vecnormalize(statistics, env, trust)
+    loaded.training = loaded.norm_reward = False
+    return loaded
+
+
+def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto", trust: bool = False) -> np.ndarray:
+    """
+    Returns of fresh episodes of a run's model.
+
+    :param seed: the episodes are determined by it
+    :param trust: run the code that the run's files may hold
+    :return: ``(episodes,)``
+    """
+    env = open_evaluation_env(folder, seed, trust=trust)
+    try:
+        returns, _ = evaluate_policy(
+            load_model(folder, env, device, trust), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
+        )
+    finally:
+        env.close()
+    return np.asarray(returns)
+
+
+def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000, trust: bool = False) -> float:
+    """
+    Film one episode of a run's model.
+
+    :param trust: run the code that the run's files may hold
+    :return: its return
+    :raises ValueError: if there is nothing to film with or the environment cannot draw itself
+    """
+    if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
+        raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
+    from sb3_td3x.film import record
+
+    env = None
+    try:
+        env = open_evaluation_env(folder, seed, "rgb_array", trust)
+        return record(load_model(folder, env, "cpu", trust), env, out, max_steps)
+    except ModelFileError:
+        raise
+    except Exception as error:  # whatever an environment's drawing raises
+        raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
+    finally:
+        if env is not None:
+            env.close()
+
+
+def show(folder: RunDir, episodes: int, seed: int, trust: bool = False) -> Iterator[float]:
+    """Play episodes in a window, giving each one's return when it ends; ``trust`` as for ``film``."""
+    env = open_evaluation_env(folder, seed, "human", trust)
+    try:
+        model = load_model(folder, env, "cpu", trust)
+        for _ in range(episodes):
+            yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
+    finally:
+        env.close()

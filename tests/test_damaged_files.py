@@ -1,0 +1,272 @@
+"""Whatever happens to a file, loading it gives the model that was saved or one documented error; nothing in between."""
+
+import base64
+import io
+import json
+import os
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize, modelfile
+from tests.tools import LineEnv, largest_difference, model, weights
+from tests.zips import members, packed, signed
+
+SOAK = os.environ.get("TD3X_SOAK") == "1"
+CASES = 2_000 if SOAK else 200
+SLOWEST = 20.0
+GOLDEN = Path(__file__).parent / "golden"
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+OUTCOMES = Counter()
+
+many = settings(
+    max_examples=CASES, deadline=None, derandomize=not SOAK, database=None, suppress_health_check=list(HealthCheck)
+)
+few = settings(many, max_examples=CASES // 4)
+
+
+def saved():
+    file = io.BytesIO()
+    model(action_noise=0.2).learn(40).save(file)
+    return file.getvalue()
+
+
+ZIPS = {
+    "td3x": saved(),
+    **{name: (GOLDEN / f"{name}.zip").read_bytes() for name in ("sb3_td3_2.9.2", "td3x_format_1")},
+}
+WEIGHTS = {name: weights(TD3X.load(io.BytesIO(content))) for name, content in ZIPS.items()}
+
+
+# Accidents: the bytes of the file
+
+
+def flipped(dice, content):
+    changed = bytearray(content)
+    for _ in range(dice.choice([1, 1, 2, 5])):
+        changed[dice.randrange(len(changed))] ^= dice.randrange(1, 256)
+    return bytes(changed)
+
+
+def truncated(dice, content):
+    return content[: dice.randrange(len(content))]
+
+
+def shifted(dice, content):
+    at = dice.randrange(len(content))
+    if dice.random() < 0.5:
+        return content[:at] + dice.randbytes(dice.randrange(1, 20)) + content[at:]
+    return content[:at] + content[at + dice.randrange(1, 20) :]
+
+
+def blanked(dice, content):
+    at, length = dice.randrange(len(content)), dice.randrange(1, 5000)
+    return content[:at] + bytes(len(content[at : at + length])) + content[at + length :]
+
+
+def end_of_another(dice, content):
+    other = dice.choice(list(ZIPS.values()))
+    at = dice.randrange(min(len(content), len(other)))
+    return content[:at] + other[at:]
+
+
+# Edits: the zip is in order again afterwards, so that what is inside has to be looked at
+
+
+def swapped(dice, content):
+    parts = members(content)
+    one, two = dice.choice(list(parts)), dice.choice(list(parts))
+    parts[one], parts[two] = parts[two], parts[one]
+    return packed(parts)
+
+
+def mixed(dice, content):
+    parts, other = members(content), members(dice.choice(list(ZIPS.values())))
+    name = dice.choice(list(other))
+    return packed({**parts, name: other[name]})
+
+
+def without_one(dice, content):
+    parts = members(content)
+    del parts[dice.choice(list(parts))]
+    return packed(parts)
+
+
+def member_flipped(dice, content):
+    parts = members(content)
+    name = dice.choice(list(parts))
+    parts[name] = flipped(dice, parts[name]) if parts[name] else b"x"
+    return packed(parts)
+
+
+def member_flipped_and_signed(dice, content):
+    parts = members(content)
+    name = dice.choice([name for name in parts if name != modelfile.PLAIN])
+    parts[name] = flipped(dice, parts[name]) if parts[name] else b"x"
+    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+
+
+def tensors_pickle_flipped(dice, content):
+    """The small pickle that describes the tensors, most of which is structure."""
+    parts = members(content)
+    name = dice.choice(modelfile.TENSORS)
+    inner = members(parts[name])
+    pickled = next(one for one in inner if one.endswith("data.pkl"))
+    parts[name] = packed({**inner, pickled: flipped(dice, inner[pickled])})
+    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+
+
+VALUES = [
+    None, True, -1, 0, 1, 3, 10**9, 10**30, 0.5, -0.5, 1e308, "", "x", "auto", [], [1], {}, {"a": 1}, [[]],
+    {"@": "float", "value": "nan"}, {"@": "tuple", "items": []}, {"@": "class", "name": "torch.nn:ReLU"},
+    {"@": "array", "dtype": "<f8", "shape": [0], "data": ""}, {":serialized:": "gASVAAAAAAAAAACMAm9zlIwGc3lzdGVtlJOULg=="},
+]  # fmt: skip
+
+
+def places(value, path=()):
+    """Every place inside a JSON value."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from places(one, (*path, key))
+
+
+def edited_json(dice, content):
+    parts = members(content)
+    name = modelfile.PLAIN if modelfile.PLAIN in parts and dice.random() < 0.8 else "data"
+    data = json.loads(parts[name])
+    target = data["fields"] if name == modelfile.PLAIN else data
+    path = dice.choice([path for path in places(target) if path])
+    for key in path[:-1]:
+        target = target[key]
+    action = dice.choice(["replace", "remove", "rename"])
+    if action == "replace":
+        target[path[-1]] = dice.choice(VALUES)
+    elif action == "remove":
+        del target[path[-1]]
+    elif isinstance(target, dict):
+        target[dice.choice(["x", "learn", "env", "@", "gamma"])] = target.pop(path[-1])
+    parts[name] = json.dumps(data).encode()
+    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+
+
+def edited_pickle(dice, content):
+    """The bytes of an attribute that SB3 has pickled."""
+    parts = members(content)
+    data = json.loads(parts["data"])
+    name = dice.choice([name for name, value in data.items() if isinstance(value, dict) and ":serialized:" in value])
+    pickled = base64.b64decode(data[name][":serialized:"])
+    data[name][":serialized:"] = base64.b64encode(dice.choice([flipped, shifted, truncated])(dice, pickled)).decode()
+    parts["data"] = json.dumps(data).encode()
+    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+
+
+ACCIDENTS = (flipped, truncated, shifted, blanked, end_of_another)
+EDITS = (
+    swapped, mixed, without_one, member_flipped, member_flipped_and_signed, tensors_pickle_flipped, edited_json,
+    edited_json, edited_pickle,
+)  # fmt: skip
+
+
+def outcome(change, name, content):
+    """``"refused"``, ``"equal"`` to what was saved, or ``"another"`` model, which is whole."""
+    started = time.perf_counter()
+    before = th.get_rng_state()
+    try:
+        loaded = TD3X.load(io.BytesIO(content))
+    except ModelFileError:
+        return "refused"
+    finally:
+        assert th.equal(before, th.get_rng_state())
+        assert time.perf_counter() - started < SLOWEST
+    assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)
+    assert loaded._n_updates >= 0 or change in EDITS
+    possible = WEIGHTS.values() if change is end_of_another else [WEIGHTS[name]]  # cut early, it is the other file
+    return "equal" if any(largest_difference(weights(loaded), one) == 0 for one in possible) else "another"
+
+
+@many
+@given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(ACCIDENTS))
+def test_an_accident_gives_the_error_or_the_model_that_was_saved(dice, name, change):
+    result = outcome(change, name, change(dice, ZIPS[name]))
+    OUTCOMES["accidents", result] += 1
+    assert result in ("refused", "equal")
+
+
+@many
+@given(st.randoms(use_true_random=False), st.sampled_from(["td3x", *ZIPS]), st.sampled_from(EDITS))
+def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
+    content = change(dice, ZIPS[name])
+    result = outcome(change, name, content)
+    OUTCOMES["edits", result] += 1
+    if change in (swapped, member_flipped) and name == "td3x":  # not signed again, so damage is found
+        assert result in ("refused", "equal")
+
+
+@few
+@given(st.randoms(use_true_random=False), st.sampled_from(["td3x", *ZIPS]), st.sampled_from((*ACCIDENTS, *EDITS)))
+def test_a_model_takes_all_parameters_of_a_damaged_file_or_none(dice, name, change):
+    content = change(dice, ZIPS[name])
+    algorithm = model(seed=3)
+    before, moments = weights(algorithm), len(algorithm.critic.optimizer.state)
+    try:
+        algorithm.set_parameters(io.BytesIO(content))
+    except ModelFileError:
+        assert largest_difference(weights(algorithm), before) == 0
+        assert len(algorithm.critic.optimizer.state) == moments
+        OUTCOMES["parameters", "refused"] += 1
+    else:
+        assert largest_difference(weights(algorithm), before) > 0
+        OUTCOMES["parameters", "taken"] += 1
+
+
+def other_files():
+    trained = model().learn(40)
+    policy, normalized = io.BytesIO(), VecNormalize(DummyVecEnv([LineEnv]))
+    trained.policy.save(policy)
+    normalized.reset()
+    buffer = pickle.dumps(trained.replay_buffer, pickle.HIGHEST_PROTOCOL)
+    return {"policy": policy.getvalue(), "buffer": buffer, "statistics": pickle.dumps(normalized)}
+
+
+OTHERS = other_files()
+
+
+@few
+@given(
+    st.randoms(use_true_random=False), st.sampled_from(list(OTHERS)), st.sampled_from((flipped, truncated, shifted, blanked))
+)
+def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tmp_path_factory, dice, name, change):
+    path = tmp_path_factory.getbasetemp() / f"{name}.damaged"
+    path.write_bytes(change(dice, OTHERS[name]))
+    try:
+        if name == "policy":
+            assert TD3XPolicy.load(path).predict(OBSERVATIONS)[0].shape == (4, 1)
+        elif name == "buffer":
+            algorithm = model()
+            algorithm.load_replay_buffer(path)
+            algorithm.learn(20)
+        else:
+            env = load_vecnormalize(path, DummyVecEnv([LineEnv]))
+            env.reset()
+            env.step(np.zeros((1, 1), np.float32))
+    except ModelFileError:
+        OUTCOMES["other files", "refused"] += 1
+    except ValueError:  # it is whole, but for other spaces or another number of environments
+        OUTCOMES["other files", "does not fit"] += 1
+    else:
+        OUTCOMES["other files", "loaded"] += 1
+
+
+@pytest.mark.skipif(not SOAK, reason="a report of the long version")
+def test_the_report():
+    for (kind, result), count in sorted(OUTCOMES.items()):
+        print(f"{kind}: {count} {result}")

@@ -231,7 +231,7 @@ class TestFiles:
         stays, moves = ready(top_quantiles_to_drop_per_net=1), ready(top_quantiles_to_drop_per_net=1)
         for algorithm in (stays, moves):
             train(algorithm, range(4))
-        moves.save(tmp_path / "model")
+        moves.save(tmp_path / "model", exclude=["_draw_noise"])
         moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv()))
         assert (moves.n_quantiles, moves.top_quantiles_to_drop_per_net) == (5, 1)
         np.testing.assert_array_equal(moves.predict(OBSERVATIONS)[0], stays.predict(OBSERVATIONS)[0])
@@ -272,7 +272,7 @@ class TestFiles:
         algorithm = model(**QUANTILES)
         algorithm.n_quantiles = 4
         algorithm.save(tmp_path / "model")
-        with pytest.raises(ModelFileError, match="size mismatch"):
+        with pytest.raises(ModelFileError, match="the model needs"):
             TD3X.load(tmp_path / "model")
 
 

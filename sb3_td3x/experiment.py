@@ -168,7 +168,7 @@ def resume(
             raise ValueError(f"{folder.path} has made {found.steps:,} steps of {entry['n_timesteps']:,}: --steps extends it")
         logs.truncate(found.manifest["logs"], folder.checkpoints)
         evaluation, env = _environments(resources, experiment, entry, folder, append=True)
-        model = resume_run(
+        model: TD3X = resume_run(
             folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
         )
         if steps is not None:

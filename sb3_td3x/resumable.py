@@ -3,15 +3,18 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_td3x.errors import EnvironmentDiedError
+
+SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 
 
 class StopTraining(Exception):
@@ -23,10 +26,31 @@ class StopTraining(Exception):
 
 
 class Resumable(OffPolicyAlgorithm):
-    """An off-policy algorithm that can be stopped between two rollouts and can go on with a saved run."""
+    """
+    An off-policy algorithm that can be stopped between two rollouts and can go on with a saved run.
 
-    resumptions: list[dict[str, Any]]
+    Put before an algorithm of SB3 (``class ResumableSAC(Resumable, SAC): ...``) it makes that one resumable too.
+
+    ``resumptions`` lists where a saved run was gone on with (``steps``) and what was not restored then (``not_restored``).
+    """
+
+    replay_buffer: ReplayBuffer
     _on_continue: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.resumptions: list[dict[str, Any]] = []
+
+    def learn(self: SelfResumable, total_timesteps: int, *args: Any, resume: bool = False, **kwargs: Any) -> SelfResumable:
+        """
+        SB3's ``learn``.
+
+        :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
+        """
+        if resume:
+            total_timesteps = max(total_timesteps - self.num_timesteps, 0)
+            kwargs["reset_num_timesteps"] = False
+        return super().learn(total_timesteps, *args, **kwargs)
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         try:
@@ -51,7 +75,9 @@ class Resumable(OffPolicyAlgorithm):
         noise = copy.deepcopy(self.action_noise)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         on_continue, self._on_continue = self._on_continue, None
-        if on_continue is not None and not reset_num_timesteps:
+        if reset_num_timesteps:
+            self.resumptions = []
+        elif on_continue is not None:
             if type(noise) is type(self.action_noise):
                 self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
             on_continue(result[1])

@@ -126,13 +126,13 @@ class TD3X(Overlapping, Resumable, Loadable):
             env,
             learning_rate,
             buffer_size,
-            learning_starts,  # type: ignore[arg-type]  # a number from _setup_model on
+            learning_starts,
             batch_size,
             tau,
             gamma,
             train_freq,
             gradient_steps,
-            action_noise=action_noise,  # type: ignore[arg-type]  # an ActionNoise from _setup_model on
+            action_noise=action_noise,  # an ActionNoise from _setup_model on
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
             optimize_memory_usage=optimize_memory_usage,
@@ -153,7 +153,6 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
         self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
         self.update_path: str | None = None  # what "auto" chose for this run
-        self.resumptions: list[dict[str, Any]] = []  # where a saved run was gone on with, and what was not restored
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -230,7 +229,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         if isinstance(self.policy, TD3XPolicy):
             self.policy.look_for_modes()
         if reset_num_timesteps:
-            self.update_path, self.resumptions = None, []
+            self.update_path = None
         self._choose_path(self._updates_ahead())
         # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
         self._is_refilling = self.num_timesteps > 0
@@ -238,7 +237,7 @@ class TD3X(Overlapping, Resumable, Loadable):
             self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
         return result
 
-    def learn(
+    def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,
         total_timesteps: int,
         callback: MaybeCallback = None,
@@ -265,11 +264,17 @@ class TD3X(Overlapping, Resumable, Loadable):
         """
         if total_timesteps != math.inf:  # until a callback stops it
             total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
-        if resume:
-            total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
         try:
             with explained_deaths(self.env):
-                super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+                super().learn(
+                    total_timesteps,
+                    callback,
+                    log_interval,
+                    tb_log_name,
+                    reset_num_timesteps=reset_num_timesteps,
+                    progress_bar=progress_bar,
+                    resume=resume,
+                )
                 self._finish_pending()
         finally:
             self._overlapping = False

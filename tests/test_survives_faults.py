@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -228,6 +230,17 @@ class TestOneWriter:
         self.leave_lock(tmp_path, pid=process.pid)
         with RunLock(tmp_path):
             pass
+
+    def test_a_lock_of_a_process_that_nobody_has_waited_for_is_taken_over(self, tmp_path):
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        deadline = time.monotonic() + 20
+        while not lock._is_zombie(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.leave_lock(tmp_path, pid=process.pid)
+        with RunLock(tmp_path):
+            pass
+        process.wait()
 
     def test_a_lock_of_an_earlier_boot_is_taken_over(self, tmp_path):
         self.leave_lock(tmp_path, boot="another")

@@ -8,8 +8,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 from sb3_td3x.checkpoint import world
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint
-from sb3_td3x.resumable import StopTraining
-from sb3_td3x.td3x import TD3X
+from sb3_td3x.resumable import Resumable, StopTraining
 
 
 class TD3XCheckpointCallback(CheckpointCallback):
@@ -30,7 +29,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :raises CheckpointError: if a checkpoint cannot be written; the last one stays
     """
 
-    model: TD3X
+    model: Resumable
     resumable = ("_due_at", "_saved_at")
 
     def __init__(

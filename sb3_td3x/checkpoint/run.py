@@ -21,7 +21,9 @@ from sb3_td3x import plain
 from sb3_td3x.checkpoint import callbacks as callback_states
 from sb3_td3x.checkpoint import files, generators, logs, replay, world
 from sb3_td3x.checkpoint.store import Checkpoint, Store
-from sb3_td3x.errors import CheckpointError
+from sb3_td3x.errors import CheckpointError, UntrustedModelError
+from sb3_td3x.loading import Loadable
+from sb3_td3x.resumable import Resumable, SelfResumable
 from sb3_td3x.td3x import TD3X
 
 version = cache(metadata.version)  # reading a package's metadata takes a millisecond
@@ -32,7 +34,7 @@ VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_run(
-    model: TD3X,
+    model: Resumable,
     folder: str | Path,
     callbacks: Callbacks = (),
     *,
@@ -74,7 +76,7 @@ def save_run(
                 "updates": model._n_updates,
                 "replay": described,
                 "logs": logs.lengths(model.logger, env, store.folder) if hasattr(model, "_logger") else {},
-                "path": model.update_path,
+                "path": getattr(model, "update_path", None),
                 "versions": {name: version(name) for name in VERSIONS},
                 "resumed": model.resumptions,
                 "not_exact": _not_exact(model, surroundings, callbacks, described),
@@ -91,8 +93,9 @@ def resume_run(
     checkpoint: int | None = None,
     trust: bool = False,
     drop_damaged: bool = False,
+    algorithm: type[SelfResumable] = TD3X,  # type: ignore[assignment]  # the default of a type variable
     **kwargs: Any,
-) -> TD3X:
+) -> SelfResumable:
     """
     The model of a saved run, on which ``learn(total, callback, resume=True)`` goes on.
 
@@ -104,13 +107,14 @@ def resume_run(
     :param checkpoint: environment steps of the one to use; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``
     :param drop_damaged: go on without the transitions of damaged files
+    :param algorithm: the saved model's class. SB3's with ``Resumable`` before it are loaded as SB3 does: with ``trust`` only
     :param kwargs: as for ``TD3X.load``: attributes to change, ``device``, ``custom_objects``
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last one that is whole
     """
     store = Store(Path(folder).resolve())
     found = store.find(checkpoint)
     state = _read_state(found)
-    model = TD3X.load(found.path / MODEL, env=env, force_reset=False, trust=trust, **kwargs)
+    model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
     logs.truncate(found.manifest["logs"], store.folder)
     for name, target in state["files"].items():
@@ -119,14 +123,22 @@ def resume_run(
     return model
 
 
-def _env_of(model: TD3X) -> VecEnv:
+def _env_of(model: Resumable) -> VecEnv:
     env = model.get_env()
     if env is None:
         raise ValueError("a model without an environment has no run to save: use model.save")
     return env
 
 
-def _save_buffer(model: TD3X, store: Store, folder: Path) -> dict[str, Any]:
+def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwargs: Any) -> SelfResumable:
+    if issubclass(algorithm, Loadable):
+        return algorithm.load(path, trust=trust, **kwargs)
+    if not trust:
+        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(path))
+    return algorithm.load(path, **kwargs)
+
+
+def _save_buffer(model: Resumable, store: Store, folder: Path) -> dict[str, Any]:
     buffer = model.replay_buffer
     if not replay.covers(buffer):
         model.save_replay_buffer(folder / WHOLE_BUFFER)
@@ -137,9 +149,10 @@ def _save_buffer(model: TD3X, store: Store, folder: Path) -> dict[str, Any]:
     return replay.save(buffer, store.segments, previous[0].manifest["replay"] if previous else None)
 
 
-def _load_buffer(model: TD3X, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
+def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
     if (whole := found.path / WHOLE_BUFFER).exists():
-        model.load_replay_buffer(whole, truncate_last_traj=False, trust=trust)
+        own: dict[str, Any] = {"trust": trust} if isinstance(model, Loadable) else {}
+        model.load_replay_buffer(whole, truncate_last_traj=False, **own)
         return []
     if not found.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
@@ -172,7 +185,7 @@ def _read_state(found: Checkpoint) -> dict[str, Any]:
         raise CheckpointError(path, f"cannot be read: {error}") from error
 
 
-def _not_exact(model: TD3X, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:
+def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:
     """What will differ from a run that was never interrupted, in words."""
     reasons = []
     if not surroundings["complete"] and not np.all(model._last_episode_starts):
@@ -189,7 +202,7 @@ def _other_versions(found: Checkpoint) -> list[str]:
             for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
 
 
-def _continue(model: TD3X, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
+def _continue(model: Resumable, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
     """Give callbacks, environments and generators their saved state: the last thing before the first step."""
     problems = [*problems, *callback_states.restore(callback, state["callbacks"])]
     problems += _continue_world(model, _env_of(model), state["world"])
@@ -202,7 +215,7 @@ def _continue(model: TD3X, state: dict[str, Any], problems: list[str], callback:
         warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 
 
-def _continue_world(model: TD3X, env: VecEnv, saved: dict[str, Any]) -> list[str]:
+def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any]) -> list[str]:
     at_start = np.asarray(model._last_episode_starts, dtype=bool)
     expected = copy.deepcopy(model._last_obs)
     reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])

@@ -166,7 +166,6 @@ def resume(
         entry = {**folder.config(), "n_timesteps": whole("steps", found.total if steps is None else steps, minimum=1)}
         if found.steps >= entry["n_timesteps"]:
             raise ValueError(f"{folder.path} has made {found.steps:,} steps of {entry['n_timesteps']:,}: --steps extends it")
-        logs.truncate(found.manifest["logs"], folder.checkpoints)
         evaluation, env = _environments(resources, experiment, entry, folder, append=True)
         model: TD3X = resume_run(
             folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device

@@ -151,8 +151,10 @@ class TestFinished:
         assert [one.steps for one in Store(folder.checkpoints).checkpoints()] == [200, 300]
         run = experiment.resume(folder, checkpoint=200)
         assert run.model.num_timesteps == 200
-        assert run.folder.scores()[0].tolist() == [200]
-        run.resources.close()
+        lines = len(folder.path.joinpath("0.monitor.csv").read_text().splitlines())
+        assert experiment.train(run)
+        assert run.folder.scores()[0].tolist() == [200, 300]
+        assert len(folder.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
 
 
 class TestRefused:

@@ -11,7 +11,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.callbacks import EvalCallback, EveryNTimesteps, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import ConvertCallback, EvalCallback, EveryNTimesteps, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, logs, resume_run, save_run
 from sb3_td3x.environments import EpisodeSeeds
 from sb3_td3x.replay import DeviceReplayBuffer
 from tests.tools import LineEnv, model, weights
@@ -209,9 +209,15 @@ class TestCallbacks:
         model(seeded(), seed=1).learn(STEPS, cut)
         resumed = self.callbacks(tmp_path / "cut")
         run = resume_run(tmp_path / "cut" / "checkpoint", seeded(), checkpoint=60)
-        with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
-            assert archive["timesteps"].tolist() == [25, 50]  # not what came after the checkpoint
-        run.learn(STEPS, resumed, resume=True)
+        seen = []
+
+        def look(local, _):
+            with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
+                seen.append(archive["timesteps"].tolist())
+            return True
+
+        run.learn(STEPS, [*resumed, ConvertCallback(look)], resume=True)
+        assert seen[0] == [25, 50]  # not what came after the checkpoint
         for one, other in zip(whole, resumed, strict=True):
             assert one.n_calls == other.n_calls
         assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
@@ -219,6 +225,28 @@ class TestCallbacks:
         assert resumed[0].best_mean_reward == whole[0].best_mean_reward
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
+
+    def test_a_csv_whose_header_has_grown_since_goes_on_at_the_right_line(self, tmp_path):
+        def grow(local, _):
+            logger = local["self"].logger
+            logger.record("early", 1)
+            if local["self"].num_timesteps > 65:
+                logger.record("late", 2)
+            return True
+
+        def learner(run):
+            run.set_logger(logs.configure(tmp_path, ["csv"]))
+            return run
+
+        saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", keep_last=9)
+        learner(model(seeded())).learn(100, [ConvertCallback(grow), saving], log_interval=1)
+        before = (tmp_path / "progress.csv").read_text().splitlines()
+        run = learner(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=40))
+        run.learn(100, [ConvertCallback(grow)], log_interval=1, resume=True)
+        after = (tmp_path / "progress.csv").read_text().splitlines()
+        assert "late" in before[0]
+        assert before[0] == after[0]
+        assert [row.split(",")[:2] for row in after] == [row.split(",")[:2] for row in before]
 
     def test_a_callback_of_unknown_state_is_named(self, tmp_path):
         class Mine(EveryNTimesteps):

@@ -302,6 +302,21 @@ class TestTheEnvironment:
         assert all(th.isfinite(value).all() for value in weights(learner).values())
         assert resume_run(tmp_path, seeded()).num_timesteps == 40
 
+    def test_a_loss_that_is_not_finite_leaves_a_run_to_resume(self, tmp_path):
+        class Spoil(BaseCallback):
+            resumable = ()
+
+            def _on_step(self):
+                if self.num_timesteps == 50:
+                    self.model.replay_buffer.rewards[:] = np.nan
+                return True
+
+        learner = model(seeded())
+        with pytest.raises(NonFiniteError, match="update"):
+            learner.learn(100, [Spoil(), TD3XCheckpointCallback(20, tmp_path)])
+        assert all(th.isfinite(value).all() for value in weights(learner).values())
+        assert resume_run(tmp_path, seeded()).learn(100, resume=True).num_timesteps == 100
+
     def test_a_process_that_dies_is_named_and_leaves_a_run_to_resume(self, tmp_path):
         env = SubprocVecEnv([lambda: Failing(1000, "exit"), lambda: Failing(50, "exit")])
         with pytest.raises(EnvironmentDiedError, match="environment 1 ended with exit code 3"):

@@ -65,18 +65,11 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
     return problems
 
 
-def files(callbacks: MaybeCallback | Sequence[BaseCallback]) -> list[Path]:
-    """Files that callbacks write and that belong to their state: they are put back with it."""
-    found = []
-    for _, callback in named(callbacks):
-        if isinstance(callback, sb3.EvalCallback):
-            if callback.log_path is not None:
-                found.append(Path(f"{callback.log_path}.npz"))
-            if callback.best_model_save_path is not None:
-                found.append(Path(callback.best_model_save_path) / "best_model.zip")
-        if hasattr(callback, "resumable_files"):
-            found.extend(Path(path) for path in callback.resumable_files())
-    return [path for path in found if path.exists()]
+def files(callbacks: MaybeCallback | Sequence[BaseCallback]) -> dict[str, Path]:
+    """
+    :return: the files that callbacks write and that belong to their state, by owner; they need not be there yet
+    """
+    return {f"{name}.{number}": path for name, one in named(callbacks) for number, path in enumerate(_files_of(one))}
 
 
 def is_known(callback: BaseCallback) -> bool:
@@ -110,6 +103,16 @@ def _flat(callbacks: Any) -> Iterator[BaseCallback]:
 
 def _attributes(cls: type) -> tuple[str, ...] | None:
     return RESUMABLE.get(cls, vars(cls).get("resumable"))
+
+
+def _files_of(callback: BaseCallback) -> Iterator[Path]:
+    if isinstance(callback, sb3.EvalCallback):
+        if callback.log_path is not None:
+            yield Path(f"{callback.log_path}.npz")
+        if callback.best_model_save_path is not None:
+            yield Path(callback.best_model_save_path) / "best_model.zip"
+    if hasattr(callback, "resumable_files"):
+        yield from map(Path, callback.resumable_files())
 
 
 def _state_of(callback: BaseCallback) -> dict[str, Any]:

@@ -14,22 +14,31 @@ from sb3_td3x.checkpoint import world
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     """
     :param folder: paths are relative to it, so that a run can be moved
-    :return: bytes in each CSV and Monitor file
+    :return: lines in each CSV and Monitor file; not bytes, because SB3 writes a CSV anew when its header grows
     """
-    csv = [output.file.name for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
-    return {os.path.relpath(path, folder): os.path.getsize(path) for path in (*csv, *world.monitor_files(env))}
+    return {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
 
 
-def truncate(saved: dict[str, int], folder: Path) -> None:
+def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
     """
-    Cut the files back to what they held.
+    Cut the logs back to what they held. Only files that ``logger`` and ``env`` write themselves are touched, whatever
+    ``saved`` names, because a checkpoint may be a stranger's.
 
+    :param folder: given to ``lengths``
     :param saved: from ``lengths``
+    :param step: environment steps of the checkpoint
     """
-    for name, length in saved.items():
-        path = folder / name
-        if path.exists() and path.stat().st_size > length:
-            os.truncate(path, length)
+    for output in logger.output_formats:
+        if isinstance(output, CSVOutputFormat):
+            output.file.flush()
+        elif isinstance(output, TensorBoardOutputFormat):
+            _forget_after(output, step)
+    for name, path in _files(logger, env, folder).items():
+        if name in saved:
+            _truncate(path, saved[name])
+    for output in logger.output_formats:
+        if isinstance(output, CSVOutputFormat):
+            output.file.seek(0, os.SEEK_END)
 
 
 def configure(folder: Path, formats: list[str]) -> Logger:
@@ -49,7 +58,19 @@ def configure(folder: Path, formats: list[str]) -> Logger:
     return logger
 
 
-def forget_after(output: TensorBoardOutputFormat, step: int) -> None:
+def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
+    csv = [output.file.name for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
+    return {os.path.relpath(path, folder): Path(path) for path in (*csv, *world.monitor_files(env))}
+
+
+def _truncate(path: Path, lines: int) -> None:
+    with path.open("r+b") as file:
+        for _ in range(lines):
+            file.readline()
+        file.truncate()
+
+
+def _forget_after(output: TensorBoardOutputFormat, step: int) -> None:
     """Let TensorBoard drop the points after ``step`` that an earlier process wrote."""
     writer: Any = output.writer
     folder = writer.log_dir

@@ -7,6 +7,7 @@ that are new since the last one, so that its cost follows what is new and not th
 
 import hashlib
 import uuid
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged
         raise CheckpointError(folder, f"holds the transitions of another kind of buffer: {saved['class']}")
     intact, missing = [], []
     for segment in saved["segments"]:
+        if not 0 <= segment["first"] < segment["last"] <= min(saved["added"], segment["first"] + buffer.buffer_size):
+            raise CheckpointError(
+                folder / segment["file"], f"is said to hold transitions {segment['first']} to {segment['last']}"
+            )
         try:
             files.check(folder / segment["file"], segment)
             intact.append(segment)
@@ -91,6 +96,8 @@ def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
 def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
     """:param saved: from ``marks``."""
     for name, value in saved.items():
+        if name not in (*MARKS, "after"):
+            continue
         array = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name)
         array[: len(value)] = value
 
@@ -206,7 +213,7 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
         numbers = np.arange(max(segment["first"], oldest), segment["last"])
         index = numbers % buffer.buffer_size if in_place else np.arange(count, count + len(numbers))
         count += len(numbers)
-        for name, rows in _read(folder / segment["file"], memory).items():
+        for name, rows in _read(folder / segment["file"], memory, segment["last"] - segment["first"]).items():
             values = rows[len(rows) - len(numbers) :]
             if isinstance(memory[name], th.Tensor):
                 memory[name][th.from_numpy(index)] = th.from_numpy(values).to(memory[name])
@@ -218,13 +225,23 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
     buffer.pos, buffer.full = end % buffer.buffer_size, end >= buffer.buffer_size
 
 
-def _read(path: Path, memory: dict[str, Any]) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path) as archive:  # numpy reads no pickles unless asked to
-            rows = {name: archive[name] for name in memory}
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(path, f"cannot be read: {error}") from error
+def _read(path: Path, memory: dict[str, Any], length: int) -> dict[str, np.ndarray]:
+    rows = read_arrays(path)
     for name, array in memory.items():
-        if rows[name].shape[1:] != tuple(array.shape[1:]) or str(rows[name].dtype) != _dtype(array):
+        if name not in rows or rows[name].shape != (length, *array.shape[1:]) or str(rows[name].dtype) != _dtype(array):
             raise CheckpointError(path, f"holds {name} of another shape or type")
     return rows
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """
+    :return: the arrays of an npz file, which take no more memory than the file
+    :raises CheckpointError: if it is damaged, holds objects, or is compressed: ours are not, and a small file could fill the memory
+    """
+    try:
+        with np.load(path) as archive:  # numpy reads no pickles unless asked to
+            if any(one.compress_type for one in archive.zip.infolist()):
+                raise ValueError("it is compressed")
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
+        raise CheckpointError(path, f"cannot be read: {error}") from error

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -66,7 +64,7 @@ def save_run(
             "generators": generators.state(model.action_space),
             "world": surroundings,
             "callbacks": callback_states.state(callbacks),
-            "files": _copy_in(callback_states.files(callbacks), partial_folder, store.folder),
+            "files": _copy_in(callback_states.files(callbacks), partial_folder),
         }
         (partial_folder / STATE).write_text(json.dumps(plain.encode(state), allow_nan=False))
         described = _save_buffer(model, store, partial_folder) if with_replay_buffer else {}
@@ -116,10 +114,7 @@ def resume_run(
     state = _read_state(found)
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
-    logs.truncate(found.manifest["logs"], store.folder)
-    for name, target in state["files"].items():
-        files.write(store.folder / target, (found.path / name).read_bytes())
-    model._on_continue = partial(_continue, model, state, problems)
+    model._on_continue = partial(_continue, model, found, state, problems)
     return model
 
 
@@ -162,19 +157,28 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
         raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
                               "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
     if (found.path / MARKS).exists():
-        with np.load(found.path / MARKS) as archive:  # numpy reads no pickles unless asked to
-            replay.set_marks(model.replay_buffer, dict(archive))
+        replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS))
     return missing
 
 
-def _copy_in(paths: list[Path], folder: Path, base: Path) -> dict[str, str]:
-    """Copy the callbacks' files; return, for each copy's name, where it belongs, relative to the checkpoints' folder."""
+def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
+    """Copy the callbacks' files that are there; return the copies' names."""
     copies = {}
-    for number, path in enumerate(paths):
-        name = f"{number}_{path.name}"
-        shutil.copyfile(path, folder / name)
-        copies[name] = os.path.relpath(path.resolve(), base)
+    for number, (owner, path) in enumerate(paths.items()):
+        if path.exists():
+            copies[owner] = f"{number}_{path.name}"
+            shutil.copyfile(path, folder / copies[owner])
     return copies
+
+
+def _copy_back(copies: dict[str, str], found: Checkpoint, paths: dict[str, Path]) -> None:
+    """
+    Put the callbacks' files back where the callbacks of this process have them: a checkpoint, which may be a stranger's, does
+    not say where to write.
+    """
+    for owner, name in copies.items():
+        if owner in paths and name in found.manifest["files"]:
+            files.write(paths[owner], (found.path / name).read_bytes())
 
 
 def _read_state(found: Checkpoint) -> dict[str, Any]:
@@ -202,15 +206,15 @@ def _other_versions(found: Checkpoint) -> list[str]:
             for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
 
 
-def _continue(model: Resumable, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
-    """Give callbacks, environments and generators their saved state: the last thing before the first step."""
+def _continue(model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
+    """Give callbacks, environments, logs and generators their saved state: the last thing before the first step."""
+    env = _env_of(model)
+    _copy_back(state["files"], found, callback_states.files(callback))
     problems = [*problems, *callback_states.restore(callback, state["callbacks"])]
-    problems += _continue_world(model, _env_of(model), state["world"])
+    problems += _continue_world(model, env, state["world"])
+    logs.go_on(model.logger, env, found.path.parent, found.manifest["logs"], model.num_timesteps)
     problems += generators.restore(state["generators"], model.action_space)
     model.resumptions.append({"steps": model.num_timesteps, "not_restored": problems})
-    for output in model.logger.output_formats:
-        if isinstance(output, TensorBoardOutputFormat):
-            logs.forget_after(output, model.num_timesteps)
     for problem in problems:
         warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 

@@ -77,8 +77,8 @@ class Store:
         """
         every = self.checkpoints()
         wanted = every if steps is None else [one for one in every if one.steps == steps]
-        if steps is None and (unreadable := self._newest_if_unreadable()) is not None:
-            raise CheckpointError(unreadable, "is damaged", _steps(_last_whole(every)))
+        if steps is None and (error := self._error_of_newest()) is not None:
+            raise CheckpointError(error.path, error.problem, _steps(_last_whole(every))) from error
         if not wanted:
             there = ", ".join(f"{one.steps:,}" for one in every) or "none"
             which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
@@ -90,9 +90,15 @@ class Store:
             raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
         return wanted[-1]
 
-    def _newest_if_unreadable(self) -> Path | None:
+    def _error_of_newest(self) -> CheckpointError | None:
+        """Why the manifest that was written last cannot be read."""
         newest = max(self.folder.glob(f"[!.]*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns, default=None)
-        return None if newest is None or _is_readable(newest) else newest
+        try:
+            if newest is not None:
+                _read(newest)
+        except CheckpointError as error:
+            return error
+        return None
 
     @contextmanager
     def adding(self, prefix: str, steps: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
@@ -159,15 +165,10 @@ def _read(path: Path) -> dict[str, Any]:
     manifest = json.loads(text)
     if manifest["format"] > FORMAT:
         raise CheckpointError(path, f"has format {manifest['format']}, newer than this sb3_td3x reads ({FORMAT})")
+    segments = [segment["file"] for segment in manifest["replay"].get("segments", [])]
+    if outside := [name for name in (*manifest["files"], *segments) if Path(name).name != name]:
+        raise CheckpointError(path, f"names a file outside its folder: {outside[0]!r}")
     return manifest
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        _read(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:

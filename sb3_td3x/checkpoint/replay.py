@@ -236,7 +236,7 @@ def _read(path: Path, memory: dict[str, Any], length: int) -> dict[str, np.ndarr
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     :return: the arrays of an npz file, which take no more memory than the file
-    :raises CheckpointError: if it is damaged, holds objects, or is compressed: ours are not, and a small file could fill the memory
+    :raises CheckpointError: if it is damaged, holds objects, or is compressed (a small file could fill the memory)
     """
     try:
         with np.load(path) as archive:  # numpy reads no pickles unless asked to

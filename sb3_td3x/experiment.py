@@ -233,7 +233,7 @@ def train(
         finally:
             run.model.save(run.folder.last_model)
             save_normalization(run.model, run.folder.normalization)
-    return not is_stopped()
+    return not is_stopped() or run.model.num_timesteps >= run.total
 
 
 def require_device(device: str) -> None:

@@ -11,13 +11,19 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.callbacks import ConvertCallback, EvalCallback, EveryNTimesteps, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, logs, resume_run, save_run
@@ -292,6 +298,43 @@ class TestSaysWhatIsNotExact:
         assert resumed.replay_buffer.timeouts[24, 0] == 1
         assert resumed.replay_buffer.dones[24, 0] == 0
 
+    def test_layers_around_the_environments_begin_new_episodes_where_they_are_cut(self, tmp_path):
+        def layered():
+            return VecNormalize(VecMonitor(DummyVecEnv([LineEnv] * 2)))
+
+        save_run(model(layered(), gradient_steps=-1).learn(50), tmp_path)  # episodes of 20 steps
+        ended = []
+
+        class Look(BaseCallback):
+            resumable = ()
+
+            def _on_rollout_start(self):
+                assert np.array_equal(self.model._last_original_obs, self.training_env.get_original_obs())
+
+            def _on_step(self):
+                ended.extend(info["episode"]["l"] for info in self.locals["infos"] if "episode" in info)
+                return True
+
+        with pytest.warns(UserWarning, match="under way"):
+            resume_run(tmp_path, layered()).learn(100, Look(), resume=True)
+        assert ended == [20, 20]
+
+    def test_wrappers_in_another_order_are_found_out(self, tmp_path):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        other = DummyVecEnv([lambda: EpisodeSeeds(Monitor(LineEnv()), 7, 0)])
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            assert resume_run(tmp_path, other).learn(60, resume=True).num_timesteps == 60
+
+    def test_a_callback_that_was_not_saved_is_named(self, tmp_path):
+        save_run(model(seeded()).learn(40), tmp_path)
+        with pytest.warns(UserWarning, match=r"callback StopTrainingOnMaxEpisodes\[0\] \(it was not saved\)"):
+            resume_run(tmp_path, seeded()).learn(60, StopTrainingOnMaxEpisodes(1000), resume=True)
+
+    def test_a_model_that_has_not_learned_yet_has_nothing_to_cut(self, tmp_path):
+        checkpoint = save_run(model(seeded()), tmp_path)
+        assert checkpoint.manifest["not_exact"] == []
+        assert not checkpoint.is_finished
+
     def test_an_environment_whose_reset_differs_is_found_out(self, tmp_path):
         model(DummyVecEnv([lambda: Monitor(LineEnv())])).learn(40, TD3XCheckpointCallback(20, tmp_path))
         resumed = resume_run(tmp_path, DummyVecEnv([lambda: Monitor(LineEnv())]))
@@ -313,6 +356,44 @@ class TestSaysWhatIsNotExact:
         assert manifest["versions"]["torch"] == th.__version__
 
 
+class TestTheReplayBuffer:
+    """Its transitions are written once, so a save has to know which of them it still holds."""
+
+    def assert_saved(self, learner, tmp_path):
+        buffer, saved = learner.replay_buffer, resume_run(tmp_path, seeded()).replay_buffer
+        assert (buffer.pos, buffer.full) == (saved.pos, saved.full)
+        for name in ("observations", "actions", "rewards"):
+            assert np.array_equal(getattr(buffer, name)[: buffer.size()], getattr(saved, name)[: buffer.size()]), name
+
+    @pytest.mark.parametrize("more", [30, 100, 130, 150, 300])
+    def test_is_saved_whole_however_much_of_it_is_new(self, more, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(150)
+        save_run(learner, tmp_path)
+        learner.learn(more, reset_num_timesteps=False)
+        save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+    @pytest.mark.parametrize("steps", [110, 150, 180, 200, 280])
+    def test_holds_nothing_of_an_abandoned_future(self, steps, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(100)
+        save_run(learner, tmp_path)
+        save_run(learner.learn(80, reset_num_timesteps=False), tmp_path)
+        again = resume_run(tmp_path, seeded(), checkpoint=100)
+        again.action_noise = NormalActionNoise(np.zeros(1), np.full(1, 0.7))  # another future
+        again.learn(steps, resume=True)
+        save_run(again, tmp_path)
+        self.assert_saved(again, tmp_path)
+
+    def test_that_a_user_has_filled_is_saved_as_it_is(self, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(100)
+        save_run(learner, tmp_path)
+        learner.replay_buffer.rewards[:] = 7
+        learner.learn(100, reset_num_timesteps=True)
+        learner.replay_buffer.rewards[:] = 8
+        save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+
 class TestWhenItSaves:
     def steps(self, tmp_path):
         return [one.steps for one in Store(tmp_path).checkpoints()]
@@ -322,6 +403,17 @@ class TestWhenItSaves:
         assert self.steps(tmp_path / "short") == [0, 20, 40, 50]
         model(seeded(length=1000)).learn(50, TD3XCheckpointCallback(15, tmp_path / "long", keep_last=9))
         assert self.steps(tmp_path / "long") == [0, 30, 50]
+
+    def test_inside_an_event_callback_it_says_that_it_could_not(self, tmp_path):
+        with pytest.raises(ValueError, match="inside EveryNTimesteps: give TD3XCheckpointCallback to learn itself"):
+            model(seeded()).learn(50, EveryNTimesteps(10, TD3XCheckpointCallback(1, tmp_path)))
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5])
+    def test_refuses_to_keep_none(self, number, tmp_path):
+        with pytest.raises(ValueError, match="keep_last"):
+            save_run(model(seeded()), tmp_path, keep_last=number)
+        with pytest.raises(ValueError, match="keep_last"):
+            TD3XCheckpointCallback(1, tmp_path, keep_last=number)
 
     def test_keeps_the_last_ones(self, tmp_path):
         model(seeded()).learn(100, TD3XCheckpointCallback(20, tmp_path))

@@ -202,11 +202,13 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
 
-    def test_another_runs_transitions_are_not_taken_for_ours(self, tmp_path):
-        model(seeded(), seed=1).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        other = model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        resumed = resume_run(tmp_path, seeded())
-        assert np.array_equal(resumed.replay_buffer.actions[:40], other.replay_buffer.actions[:40])
+    def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))
+        assert Store(folder).find().steps == 100
+        (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is damaged.*checkpoint=80"):
+            resume_run(folder, seeded())
 
 
 def damaged(content, chance):
@@ -214,6 +216,33 @@ def damaged(content, chance):
         return content[: chance.randrange(len(content))]
     place = chance.randrange(len(content))
     return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+
+
+class TestOneRunPerFolder:
+    def test_another_run_is_refused_and_changes_nothing(self, tmp_path):
+        model(seeded(), seed=1).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        with pytest.raises(CheckpointError, match="holds td3x_40_steps, which this run did not save"):
+            model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
+
+    def test_a_process_that_slept_while_another_took_its_run_over_stops(self, tmp_path):
+        sleeper = model(seeded())
+        sleeper.learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        with pytest.raises(CheckpointError, match="which this run did not save"):
+            sleeper.learn(100, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        assert Store(tmp_path).find().steps == 60
+
+    def test_nobody_else_saves_meanwhile(self, tmp_path):
+        with Store(tmp_path).writing(), pytest.raises(RunLockedError):
+            save_run(model(seeded()).learn(20), tmp_path)
+
+    def test_one_model_may_learn_twice(self, tmp_path):
+        saving = TD3XCheckpointCallback(20, tmp_path)
+        learner = model(seeded())
+        for updates in (50, 100):
+            learner.learn(60, saving)
+            assert Store(tmp_path).find().manifest["updates"] == learner._n_updates == updates
 
 
 class TestOneWriter:

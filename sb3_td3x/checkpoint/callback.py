@@ -9,6 +9,7 @@ from sb3_td3x.checkpoint import world
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.resumable import Resumable, StopTraining
+from sb3_td3x.settings import whole
 
 
 class TD3XCheckpointCallback(CheckpointCallback):
@@ -16,8 +17,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
     SB3's ``CheckpointCallback`` whose checkpoints a run can go on from, see ``save_run`` and ``resume_run``.
 
     A save that is due waits until the run can go on from it exactly: for the end of the episode with one environment, but not
-    past the next due save; not at all where the environments offer their state. A run that ends is saved too. Give it to
-    ``learn`` after the other callbacks.
+    past the next due save; not at all where the environments offer their state. A run that makes its last step is saved then,
+    one that a callback ends is not: SB3 has not stored its last transition. Give it to ``learn``, after the other callbacks.
 
     :param save_freq: calls between two saves: environment steps with one environment
     :param save_path: folder of the checkpoints; one run per folder
@@ -26,7 +27,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param save_vecnormalize: as in SB3; the statistics are part of the checkpoint either way
     :param verbose: 2 prints each save
     :param keep_last: checkpoints to keep
-    :raises CheckpointError: if a checkpoint cannot be written; the last one stays
+    :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; those that are there stay
+    :raises ValueError: inside an ``EventCallback``, which would never let it save
     """
 
     model: Resumable
@@ -44,7 +46,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         keep_last: int = 2,
     ):
         super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
-        self.keep_last = keep_last
+        self.keep_last = whole("keep_last", keep_last, minimum=1)
         self.last: Checkpoint | None = None
         self._due_at: int | None = 0  # the call since which a save is due: the first is made before the first step
         self._saved_at = -1
@@ -55,8 +57,15 @@ class TD3XCheckpointCallback(CheckpointCallback):
         """Save as soon as the model is between two rollouts, and end ``learn`` there. Safe to call in a signal handler."""
         self._is_stopping = True
 
+    def _init_callback(self) -> None:
+        super()._init_callback()
+        if self.parent is not None:
+            outer = type(self.parent).__name__
+            raise ValueError(f"a checkpoint cannot be made inside {outer}: give {type(self).__name__} to learn itself")
+
     def _on_training_start(self) -> None:
         self._is_stopping = False
+        self._saved_at = -1
         self._waits = not world.is_complete(self.training_env)
 
     def _on_rollout_start(self) -> None:

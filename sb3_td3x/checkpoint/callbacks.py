@@ -50,6 +50,8 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
     given = dict(named(callbacks))
     for name, callback in given.items():
         if name not in saved:
+            if _matters(callback):
+                problems.append(f"callback {name} (it was not saved)")
             continue
         for attribute, value in saved[name]["attributes"].items():
             setattr(callback, attribute, value)
@@ -115,12 +117,19 @@ def _files_of(callback: BaseCallback) -> Iterator[Path]:
         yield from map(Path, callback.resumable_files())
 
 
+def _names(callback: BaseCallback) -> list[str]:
+    return [name for cls in type(callback).__mro__ for name in _attributes(cls) or ()]
+
+
+def _matters(callback: BaseCallback) -> bool:
+    """Whether the run differs without its state: it has more than its count of calls, and does not only save."""
+    return len(_names(callback)) > 1 and not isinstance(callback, sb3.CheckpointCallback)
+
+
 def _state_of(callback: BaseCallback) -> dict[str, Any]:
-    names = [name for cls in type(callback).__mro__ for name in _attributes(cls) or ()]
     evaluates = isinstance(callback, sb3.EvalCallback)
     return {
-        "attributes": {name: getattr(callback, name) for name in names},
-        # Whether the run differs without it: it has more than its count of calls, and does not only save
-        "matters": len(names) > 1 and not isinstance(callback, sb3.CheckpointCallback),
+        "attributes": {name: getattr(callback, name) for name in _names(callback)},
+        "matters": _matters(callback),
         "world": world.get(callback.eval_env) if evaluates else None,  # type: ignore[attr-defined]
     }

@@ -27,25 +27,28 @@ SMALL_ROWS = 10_000
 """A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
 
 
+PRINTED_ROWS = 8
+
+
 def covers(buffer: ReplayBuffer) -> bool:
     """Whether a buffer's transitions can be saved in segments; any other class is saved whole."""
     return type(buffer) in COVERED and not getattr(buffer, "copy_info_dict", False)
 
 
-def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, new_rows: int) -> dict[str, Any]:
     """
     Write the transitions that ``previous`` does not hold.
 
     :param folder: of the segments
-    :param previous: the last save's return value, also of an earlier process; ignored if this buffer does not continue it
+    :param previous: what this buffer was last saved as or loaded from; everything is written if it does not continue that
+    :param new_rows: steps that were added since
     :return: plain values that describe the buffer: ``added``, the number of transitions up to now, and ``segments``
     :raises CheckpointError: naming the file that cannot be written
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     segments: list[dict[str, Any]] = []
-    if previous is not None and _continues(buffer, previous):
-        added = previous["added"] + (buffer.pos - previous["added"]) % buffer.buffer_size
-        segments = [one for one in previous["segments"] if one["last"] > added - buffer.size()]
+    if previous is not None and (segments := _kept(buffer, previous, new_rows)):
+        added = previous["added"] + new_rows
     oldest = added - buffer.size()
     first = segments[-1]["last"] if segments else oldest
     while segments and oldest <= segments[-1]["first"] and _is_to_be_joined(segments[-1], added - first):
@@ -169,8 +172,8 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
             np.savez(file, **_stretch(buffer, first, last))  # type: ignore[arg-type]
 
     files.write(path, content)
-    contents = {"first": first, "last": last, "print": _fingerprint(buffer, first, last)}
-    return {"file": path.name, **contents, **files.describe(path)}
+    prints = list(_fingerprints(buffer, first, last, first).values())
+    return {"file": path.name, "first": first, "last": last, "prints": prints, **files.describe(path)}
 
 
 def _is_to_be_joined(segment: dict[str, Any], new_rows: int) -> bool:
@@ -179,29 +182,31 @@ def _is_to_be_joined(segment: dict[str, Any], new_rows: int) -> bool:
     return rows < SMALL_ROWS and rows <= new_rows
 
 
-def _fingerprint(buffer: ReplayBuffer, first: int, last: int) -> str:
-    """Of up to 32 transitions, the last among them: enough to tell whether the memory still holds these."""
-    numbers = np.unique(np.linspace(first, last - 1, 32).astype(np.int64))
-    found = hashlib.sha256()
-    for array in _rows(buffer, numbers).values():
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+def _fingerprints(buffer: ReplayBuffer, first: int, last: int, oldest: int) -> dict[int, str]:
+    """
+    Of a few transitions of a segment, the last among them: enough to tell whether the memory still holds these.
+
+    :param oldest: those before it are left out
+    """
+    places = np.unique(np.linspace(first, last - 1, PRINTED_ROWS).astype(np.int64))
+    numbers = {place: number for place, number in enumerate(places) if number >= oldest}
+    arrays = [np.ascontiguousarray(array) for array in _rows(buffer, np.array([*numbers.values()])).values()]
+    rows = (b"".join(array[index].tobytes() for array in arrays) for index in range(len(numbers)))
+    return {place: hashlib.sha256(row).hexdigest()[:8] for place, row in zip(numbers, rows, strict=True)}
 
 
-def _continues(buffer: ReplayBuffer, previous: dict[str, Any]) -> bool:
-    """Whether the buffer still holds what was saved, where it has not been overwritten since."""
-    kind = _kind(buffer)
-    if kind != {name: previous.get(name) for name in kind}:
-        return False
-    added = previous["added"] + (buffer.pos - previous["added"]) % buffer.buffer_size
-    if added < buffer.pos + buffer.buffer_size * buffer.full:
-        return False
+def _kept(buffer: ReplayBuffer, previous: dict[str, Any], new_rows: int) -> list[dict[str, Any]]:
+    """The segments of which the buffer still holds transitions; none if it does not hold what was saved."""
+    kind, added = _kind(buffer), previous["added"] + new_rows
+    if kind != {name: previous.get(name) for name in kind} or new_rows < 0 or added % buffer.buffer_size != buffer.pos:
+        return []
     oldest = added - buffer.size()
-    whole = [one for one in previous["segments"] if one["first"] >= oldest]
-    partly = [one for one in previous["segments"] if one["first"] < oldest < one["last"]]
-    if not whole and not partly:
-        return False
-    return all(_fingerprint(buffer, one["first"], one["last"]) == one["print"] for one in whole)
+    kept = [one for one in previous["segments"] if one["last"] > oldest]
+    for one in kept:
+        found = _fingerprints(buffer, one["first"], one["last"], oldest)
+        if any(one["prints"][place] != found[place] for place in found):
+            return []
+    return kept
 
 
 def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], added: int, incomplete: bool) -> None:

@@ -18,10 +18,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x import plain
 from sb3_td3x.checkpoint import callbacks as callback_states
 from sb3_td3x.checkpoint import files, generators, logs, replay, world
+from sb3_td3x.checkpoint import lineage as lineages
+from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.resumable import Resumable, SelfResumable
+from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
 
 version = cache(metadata.version)  # reading a package's metadata takes a millisecond
@@ -53,10 +56,30 @@ def save_run(
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
     :param with_replay_buffer: ``False`` saves the rest: small, but learning has to fill a buffer again
     :return: the checkpoint; its ``manifest`` names what will not be exact
-    :raises CheckpointError: naming the file that cannot be written, for example because the disk is full
+    :raises CheckpointError: naming the file that cannot be written, for example because the disk is full, or a checkpoint of
+        another run, which is left alone
+    :raises RunLockedError: if another process is saving there
     """
+    whole("keep_last", keep_last, minimum=1)
     store = Store(Path(folder).resolve())
     env = _env_of(model)
+    with store.writing():
+        lineage = lineages.of(model, store)
+        lineage.require_newest(store)
+        lineage.last = _add(store, lineage, model, env, callbacks, name_prefix, with_replay_buffer)
+        store.prune(keep_last)
+    return lineage.last
+
+
+def _add(
+    store: Store,
+    lineage: Lineage,
+    model: Resumable,
+    env: VecEnv,
+    callbacks: Callbacks,
+    name_prefix: str,
+    with_replay_buffer: bool,
+) -> Checkpoint:
     with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
         model.save(partial_folder / MODEL)
         surroundings = world.get(env)
@@ -67,9 +90,10 @@ def save_run(
             "files": _copy_in(callback_states.files(callbacks), partial_folder),
         }
         (partial_folder / STATE).write_text(json.dumps(plain.encode(state), allow_nan=False))
-        described = _save_buffer(model, store, partial_folder) if with_replay_buffer else {}
-        checkpoint = complete(
+        described = _save_buffer(model, store, lineage, partial_folder) if with_replay_buffer else {}
+        return complete(
             {
+                "writer": lineage.writer,
                 "total": model._total_timesteps,
                 "updates": model._n_updates,
                 "replay": described,
@@ -80,8 +104,6 @@ def save_run(
                 "not_exact": _not_exact(model, surroundings, callbacks, described),
             }
         )
-    store.prune(keep_last)
-    return checkpoint
 
 
 def resume_run(
@@ -114,6 +136,7 @@ def resume_run(
     state = _read_state(found)
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
+    lineages.take_up(model, store, found)
     model._on_continue = partial(_continue, model, found, state, problems)
     return model
 
@@ -133,15 +156,17 @@ def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwarg
     return algorithm.load(path, **kwargs)
 
 
-def _save_buffer(model: Resumable, store: Store, folder: Path) -> dict[str, Any]:
+def _save_buffer(model: Resumable, store: Store, lineage: Lineage, folder: Path) -> dict[str, Any]:
     buffer = model.replay_buffer
     if not replay.covers(buffer):
         model.save_replay_buffer(folder / WHOLE_BUFFER)
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    previous = store.checkpoints()[-1:]
-    return replay.save(buffer, store.segments, previous[0].manifest["replay"] if previous else None)
+    if lineage.last is None or not lineage.last.manifest["replay"]:
+        return replay.save(buffer, store.segments, None, 0)
+    new_rows = (model.num_timesteps - lineage.last.steps) // buffer.n_envs
+    return replay.save(buffer, store.segments, lineage.last.manifest["replay"], new_rows)
 
 
 def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
@@ -192,7 +217,8 @@ def _read_state(found: Checkpoint) -> dict[str, Any]:
 def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:
     """What will differ from a run that was never interrupted, in words."""
     reasons = []
-    if not surroundings["complete"] and not np.all(model._last_episode_starts):
+    at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
+    if not surroundings["complete"] and not at_start:
         reasons.append("the episodes under way: the environments do not offer their state, so they will be cut here")
     reasons += [f"callback {name}" for name, one in callback_states.named(callbacks) if not callback_states.is_known(one)]
     if not described:
@@ -227,7 +253,7 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any]) -> lis
         world.set_vec(env, saved)
         return []
     model._last_obs = env.reset()  # type: ignore[assignment]
-    world.set_vec(env, saved)
+    world.set_vec(env, saved, of_episodes=False)
     normalization = model.get_vec_normalize_env()
     if normalization is not None:
         model._last_original_obs = normalization.get_original_obs()

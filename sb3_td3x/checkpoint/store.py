@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_td3x.checkpoint import files
+from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.errors import CheckpointError
 
 FORMAT = 1
@@ -34,13 +35,18 @@ class Checkpoint:
         return self.manifest["steps"]
 
     @property
+    def number(self) -> int:
+        """Counts the saves of the run."""
+        return self.manifest["number"]
+
+    @property
     def total(self) -> float:
         """Steps that the run is to make in all."""
         return self.manifest["total"]
 
     @property
     def is_finished(self) -> bool:
-        return self.steps >= self.total
+        return 0 < self.total <= self.steps
 
     def check(self) -> None:
         """
@@ -67,7 +73,7 @@ class Store:
                 found.append(Checkpoint(path.parent, _read(path)))
             except CheckpointError:
                 continue
-        return sorted(found, key=lambda one: one.manifest["number"])
+        return sorted(found, key=lambda one: one.number)
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
@@ -77,7 +83,7 @@ class Store:
         """
         every = self.checkpoints()
         wanted = every if steps is None else [one for one in every if one.steps == steps]
-        if steps is None and (error := self._error_of_newest()) is not None:
+        if steps is None and (error := self._unreadable()) is not None:
             raise CheckpointError(error.path, error.problem, _steps(_last_whole(every))) from error
         if not wanted:
             there = ", ".join(f"{one.steps:,}" for one in every) or "none"
@@ -90,15 +96,26 @@ class Store:
             raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
         return wanted[-1]
 
-    def _error_of_newest(self) -> CheckpointError | None:
-        """Why the manifest that was written last cannot be read."""
-        newest = max(self.folder.glob(f"[!.]*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns, default=None)
-        try:
-            if newest is not None:
-                _read(newest)
-        except CheckpointError as error:
-            return error
+    def _unreadable(self) -> CheckpointError | None:
+        """Why a manifest cannot be read: nobody knows then which checkpoint is the newest."""
+        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+            try:
+                _read(path)
+            except CheckpointError as error:
+                return error
         return None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """
+        While a checkpoint is added or removed nobody else does so.
+
+        :raises RunLockedError: if another process is at it
+        """
+        with files.explained(self.folder):
+            self.segments.mkdir(parents=True, exist_ok=True)
+        with RunLock(self.folder):
+            yield
 
     @contextmanager
     def adding(self, prefix: str, steps: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
@@ -107,9 +124,7 @@ class Store:
 
         :return: the folder to write files into, and the function that ends it with its manifest
         """
-        with files.explained(self.folder):
-            self.segments.mkdir(parents=True, exist_ok=True)
-        number = max((one.manifest["number"] for one in self.checkpoints()), default=0) + 1
+        number = max((one.number for one in self.checkpoints()), default=0) + 1
         name = f"{prefix}_{steps}_steps"
         while (self.folder / name).exists():
             name += "_again"
@@ -137,12 +152,13 @@ class Store:
         """Remove all checkpoints but the newest, then the segments that none of those needs."""
         every = self.checkpoints()
         kept = every[-keep_last:]
-        for old in every[:-keep_last]:
-            files.remove(old.path)
         needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
-        for path in self.segments.iterdir():
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+        with files.explained(self.folder):
+            for old in every[:-keep_last]:
+                files.remove(old.path)
+            for path in self.segments.iterdir():
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
         for hidden in self.folder.glob(".*.partial"):
             shutil.rmtree(hidden, ignore_errors=True)
 

@@ -58,6 +58,8 @@ VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecCheckNan: (),
     OverlapVecEnv: (),
 }
+OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
+"""Those of them that a reset begins anew."""
 
 
 class ResumableEnv(gym.Wrapper):
@@ -74,16 +76,20 @@ class ResumableEnv(gym.Wrapper):
         layers = [_state_of(layer) for layer in _layers(self.env)]
         random = getattr(self.unwrapped, "_np_random", None)
         return {
+            "classes": [type(layer).__name__ for layer in _layers(self.env)],
             "layers": layers,
             "random": None if random is None else random.bit_generator.state,
             "complete": None not in layers,
         }
 
-    def set_world(self, world: dict[str, Any], rewind: bool) -> None:
+    def set_world(self, world: dict[str, Any], rewind: bool) -> bool:
         """
         :param world: from ``get_world``
         :param rewind: let the next reset be the one that began the saved episode
+        :return: whether the layers are those that were saved; if not, nothing changes
         """
+        if world["classes"] != [type(layer).__name__ for layer in _layers(self.env)]:
+            return False
         for layer, state in zip(_layers(self.env), world["layers"], strict=True):
             if state is not None:
                 _set_state_of(layer, state)
@@ -91,6 +97,7 @@ class ResumableEnv(gym.Wrapper):
                 layer.rewind()  # type: ignore[attr-defined]
         if world["random"] is not None:
             self.unwrapped.np_random.bit_generator.state = world["random"]
+        return True
 
 
 def get(env: VecEnv) -> dict[str, Any]:
@@ -121,18 +128,19 @@ def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
     if world["envs"] is None or len(world["envs"]) != env.num_envs:
         return False
     arguments = list(zip(world["envs"], rewind, strict=True))
-    try:
-        return _call(innermost, "set_world", arguments) is not None
-    except ValueError:  # other wrappers than the saved ones
-        return False
+    return all(_call(innermost, "set_world", arguments) or [False])
 
 
-def set_vec(env: VecEnv, world: dict[str, Any]) -> None:
-    """Give the layers around the environments their saved state; after a reset, which changes it."""
+def set_vec(env: VecEnv, world: dict[str, Any], of_episodes: bool = True) -> None:
+    """
+    Give the layers around the environments their saved state; after a reset, which changes it.
+
+    :param of_episodes: also what belongs to the episodes under way
+    """
     layers = list(_vec_layers(env))[:-1]
     for layer, state in zip(layers, world["vec"], strict=False):
         if state is not None and state["class"] == type(layer).__name__:
-            _set_plain(layer, state)
+            _set_plain(layer, {name: value for name, value in state.items() if of_episodes or name not in OF_EPISODES})
 
 
 def is_complete(env: VecEnv) -> bool:
@@ -141,9 +149,11 @@ def is_complete(env: VecEnv) -> bool:
 
 
 def monitor_files(env: VecEnv) -> list[str]:
-    """The ``monitor.csv`` files that the environments write."""
+    """The ``monitor.csv`` files that the environments and a ``VecMonitor`` around them write."""
     envs = get(env)["envs"] or []
-    return [state["file"] for one in envs for state in one["layers"] if state is not None and state.get("file")]
+    inner = [state["file"] for one in envs for state in one["layers"] if state is not None and state.get("file")]
+    around = [layer.results_writer for layer in _vec_layers(env) if isinstance(layer, VecMonitor)]
+    return inner + [os.path.realpath(writer.file_handler.name) for writer in around if writer is not None]
 
 
 def _layers(env: gym.Env) -> Iterator[gym.Env]:
@@ -214,7 +224,7 @@ def _statistics(value: Any) -> Any:
 
 def _set_plain(layer: VecEnv, state: dict[str, Any]) -> None:
     for name in VEC_LAYERS[type(layer)]:
-        if state[name] is not None:
+        if state.get(name) is not None:
             _set_statistics(layer, name, getattr(layer, name, None), state[name])
 
 

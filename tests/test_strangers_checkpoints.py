@@ -21,7 +21,8 @@ class TestAStrangersCheckpoint:
         state = json.loads(state_file.read_text())
         change(newest.manifest, state)
         state_file.write_text(json.dumps(state))
-        newest.manifest["files"]["state.json"] = files.describe(state_file)
+        if isinstance(newest.manifest["files"], dict):
+            newest.manifest["files"]["state.json"] = files.describe(state_file)
         (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
 
     @pytest.fixture
@@ -51,6 +52,12 @@ class TestAStrangersCheckpoint:
         before = (run / "evaluations.npz").read_bytes()
         resume_run(run, seeded()).learn(60, evaluation, resume=True)
         assert (run / "evaluations.npz").read_bytes() == before
+
+    @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": "model.zip"}, {"total": None}])
+    def test_whose_manifest_is_not_one_is_refused(self, run, change):
+        self.forge(run, lambda manifest, state: manifest.update(change))
+        with pytest.raises(CheckpointError, match=f"manifest.json has no valid '{next(iter(change))}'"):
+            resume_run(run, seeded())
 
     @pytest.mark.parametrize("how", ["compressed", "objects", "longer", "elsewhere"])
     def test_whose_transitions_are_not_as_we_write_them_is_refused(self, run, how):

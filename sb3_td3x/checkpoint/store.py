@@ -16,6 +16,12 @@ from sb3_td3x.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "manifest.json"
 SEGMENTS = "replay"
+KEYS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("format", "number", "steps"), (int,)),
+    **dict.fromkeys(("files", "logs", "replay", "versions"), (dict,)),
+    "total": (int, float),
+}
+"""What every manifest has; one that was made by somebody else may have anything."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,14 @@ def _read(path: Path) -> dict[str, Any]:
     seal, _, text = content.decode(errors="replace").partition("\n")
     if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
         raise CheckpointError(path, "is damaged: its checksum differs")
-    manifest = json.loads(text)
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(path, f"is not JSON: {error}") from error
+    if unlike := [
+        name for name, kind in KEYS.items() if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind)
+    ]:
+        raise CheckpointError(path, f"has no valid {unlike[0]!r}, as manifests have")
     if manifest["format"] > FORMAT:
         raise CheckpointError(path, f"has format {manifest['format']}, newer than this sb3_td3x reads ({FORMAT})")
     segments = [segment["file"] for segment in manifest["replay"].get("segments", [])]

@@ -19,7 +19,7 @@ from sb3_td3x import fields, modelfile, parameters, policies, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
 from sb3_td3x.pickled import read_buffer
-from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits
+from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, stored_transitions
 
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
 
@@ -31,6 +31,7 @@ class Loadable(OffPolicyAlgorithm):
     n_steps: int
     learning_starts: LearningStarts  # type: ignore[assignment]
     _replay_buffer_is_automatic = False
+    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
     _loading = False  # while `load` rebuilds a model: its seed has been used already
 
     def _seed_noise(self, seed: int | None) -> None:
@@ -170,6 +171,16 @@ class Loadable(OffPolicyAlgorithm):
                 loaded.truncate_last_trajectory()
         loaded.device = self.device
         self.replay_buffer = loaded
+
+    def _updates_start_at(self) -> int:
+        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
+        buffer = self.replay_buffer
+        return min(int(self.learning_starts), buffer.buffer_size * buffer.n_envs)
+
+    def _must_refill(self) -> bool:
+        if self._is_refilling:
+            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
+        return self._is_refilling
 
     def _choose_replay_buffer_class(self) -> None:
         """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""

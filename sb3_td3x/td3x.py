@@ -21,7 +21,7 @@ from sb3_td3x.loading import Loadable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments
 from sb3_td3x.precision import PRECISIONS
-from sb3_td3x.replay import require_finite, sample, stored_transitions
+from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
 
@@ -85,7 +85,6 @@ class TD3X(Overlapping, Resumable, Loadable):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     _maker: tuple[tuple[Any, ...], Update] | None = None  # built when first needed, never saved
-    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
 
     def __init__(
         self,
@@ -351,16 +350,6 @@ class TD3X(Overlapping, Resumable, Loadable):
         actions = batch.actions
         return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
 
-    def _updates_start_at(self) -> int:
-        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
-        buffer = self.replay_buffer
-        return min(self.learning_starts, buffer.buffer_size * buffer.n_envs)
-
-    def _must_refill(self) -> bool:
-        if self._is_refilling:
-            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
-        return self._is_refilling
-
     def _store_transition(
         self,
         replay_buffer: ReplayBuffer,
@@ -374,12 +363,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         raw_obs, raw_reward = (
             (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
         )
-        when = f"environment step {self.num_timesteps}"
-        require_finite(raw_reward, "reward", when)
-        require_finite(raw_obs, "observation", when)
-        for done, info in zip(dones, infos, strict=True):
-            if done and "terminal_observation" in info:
-                require_finite(info["terminal_observation"], "terminal observation", when)
+        require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def set_random_seed(self, seed: int | None = None) -> None:

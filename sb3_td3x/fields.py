@@ -35,6 +35,7 @@ MAX_BUFFER = 10**8
 
 _WHOLE = (numbers.Integral,)
 _NUMBER = (numbers.Real,)
+_RATE = (numbers.Real, ConstantSchedule, FloatSchedule, LinearSchedule)
 TYPES: dict[str, tuple[type, ...]] = {
     "policy_kwargs": (dict,),
     "replay_buffer_kwargs": (dict,),
@@ -44,7 +45,8 @@ TYPES: dict[str, tuple[type, ...]] = {
     "noise_generator": (th.Generator,),
     "ep_info_buffer": (deque, type(None)),
     "ep_success_buffer": (deque, type(None)),
-    "learning_rate": (numbers.Real, ConstantSchedule, FloatSchedule, LinearSchedule),
+    "learning_rate": _RATE,
+    "qf_learning_rate": (*_RATE, type(None)),
     "tensorboard_log": (str, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,

@@ -78,13 +78,13 @@ def checked_train_freq(value: Any) -> Any:
     return value._make(pair) if hasattr(value, "_make") else pair
 
 
-def checked_learning_rate(value: Any) -> Any:
-    """``learning_rate`` as it is if it is a schedule, else as a number that is not negative."""
+def checked_rate(name: str, value: Any) -> Any:
+    """A learning rate as it is if it is a schedule, else as a number that is not negative."""
     if callable(value):
         return value
-    number = real("learning_rate", value)
+    number = real(name, value)
     if number < 0:
-        raise ValueError(f"learning_rate must not be negative, not {value!r}")
+        raise ValueError(f"{name} must not be negative, not {value!r}")
     return number
 
 

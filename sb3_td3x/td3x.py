@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TrainFrequencyUnit
+from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import fields, modelfile, settings
@@ -73,6 +74,8 @@ class TD3X(Overlapping, Resumable, Loadable):
         (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), 25 in the paper, which only TD3X can load
     :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
         for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
+    :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
+        ``learning_rate``
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -119,6 +122,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         overlap: bool = False,
         n_quantiles: int = 1,
         top_quantiles_to_drop_per_net: int = 2,
+        qf_learning_rate: float | Schedule | None = None,
     ):
         super().__init__(
             policy,
@@ -151,6 +155,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
         self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
+        self.qf_learning_rate = qf_learning_rate
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -200,7 +205,9 @@ class TD3X(Overlapping, Resumable, Loadable):
             settings.one_of(name, getattr(self, name), choices)
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         self.train_freq = settings.checked_train_freq(self.train_freq)
-        self.learning_rate = settings.checked_learning_rate(self.learning_rate)
+        self.learning_rate = settings.checked_rate("learning_rate", self.learning_rate)
+        if self.qf_learning_rate is not None:
+            self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
@@ -295,7 +302,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        self._set_learning_rates()
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
         drop = settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
@@ -315,6 +322,14 @@ class TD3X(Overlapping, Resumable, Loadable):
             values = [value for one in losses if (value := getattr(one, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
+
+    def _set_learning_rates(self) -> None:
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        if self.qf_learning_rate is not None:
+            schedule = FloatSchedule(settings.checked_rate("qf_learning_rate", self.qf_learning_rate))
+            rate = schedule(self._current_progress_remaining)
+            update_learning_rate(self.critic.optimizer, rate)
+            self.logger.record("train/qf_learning_rate", rate)
 
     def _updates_ahead(self) -> float:
         """Updates that the planned steps amount to; an episode counts as 1,000 steps."""

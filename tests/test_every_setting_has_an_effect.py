@@ -16,6 +16,7 @@ TURNED = {
     "target_noise_clip": 0.05,
     "policy_delay": 1,
     "learning_rate": 1e-2,
+    "qf_learning_rate": 1e-2,
     "top_quantiles_to_drop_per_net": 1,
 }
 BESIDE = {"top_quantiles_to_drop_per_net": {"n_quantiles": 5}}  # what else it takes for a setting to matter
@@ -66,6 +67,7 @@ def test_learning_rate_follows_its_schedule():
     run(algorithm)
     assert algorithm.critic.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
     assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+    assert "train/qf_learning_rate" not in algorithm.logger.name_to_value
 
 
 @pytest.mark.parametrize("name", sorted(settings.WHOLE_WITH_MINIMUM))
@@ -85,7 +87,7 @@ def test_shares_outside_0_and_1_are_refused(name):
         assert getattr(model(**{name: edge}), name) == edge
 
 
-@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "action_noise"])
+@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "qf_learning_rate", "action_noise"])
 def test_negative_noise_and_rates_are_refused(name):
     for bad in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=name):

@@ -90,8 +90,8 @@ class FastUpdate:
     Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
 
     A program is made when its kind of update comes first, and again only if something changes that is part of it:
-    the batch size, the count of dropped quantiles, frozen layers, options of the optimiser other than the learning rate,
-    the number of torch threads.
+    the batch size, the count of dropped quantiles, whether gradients are bounded, frozen layers, options of the optimiser
+    other than the learning rate, the number of torch threads.
 
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
@@ -141,11 +141,10 @@ class FastUpdate:
             return self._plain_update(batch, noise, settings, with_actor, number)
         tensors = flat(batch)
         inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
-        drop = settings.top_quantiles_to_drop_per_net
-        key = (with_actor, drop, *layout(batch), *self._constants)
+        key = (with_actor, *settings.constants(), *layout(batch), *self._constants)
         if key not in self._programs:
             try:
-                self._programs[key] = self._make_program(batch, with_actor, drop, inputs)
+                self._programs[key] = self._make_program(batch, with_actor, settings, inputs)
             except CannotAccelerate as error:
                 if not self.falls_back:
                     raise
@@ -199,11 +198,13 @@ class FastUpdate:
             self._settings = values, tensor
         return self._settings[1]  # type: ignore[return-value]
 
-    def _make_program(self, batch: ReplayBufferSamples, with_actor: bool, drop: int, inputs: list[th.Tensor]) -> Program:
+    def _make_program(
+        self, batch: ReplayBufferSamples, with_actor: bool, settings: UpdateSettings, inputs: list[th.Tensor]
+    ) -> Program:
         if not self._programs:
             once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
-        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, drop)
+        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, settings)
         with _generators_kept(self.policy.device):
             try:
                 program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)

@@ -47,6 +47,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "ep_success_buffer": (deque, type(None)),
     "learning_rate": _RATE,
     "qf_learning_rate": (*_RATE, type(None)),
+    "max_grad_norm": (numbers.Real, type(None)),
     "tensorboard_log": (str, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,

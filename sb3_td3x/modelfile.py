@@ -17,7 +17,7 @@ from sb3_td3x.errors import ModelFileError
 FORMAT_VERSION = 1
 """Written into every zip; raised when a newer program's zip could no longer be read by an older one."""
 
-BEFORE: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None}
+BEFORE: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None}
 """What a program did that did not have these keywords: for zips without them, whatever today's default is."""
 
 PLAIN = "td3x.json"

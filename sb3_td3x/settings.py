@@ -88,6 +88,16 @@ def checked_rate(name: str, value: Any) -> Any:
     return number
 
 
+def checked_norm(value: Any) -> float | None:
+    """``max_grad_norm``: a number above 0, or ``None`` for no bound."""
+    if value is None:
+        return None
+    number = real("max_grad_norm", value)
+    if number <= 0:
+        raise ValueError(f"max_grad_norm must be above 0, or None for no bound, not {value!r}")
+    return number
+
+
 def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
     """Refuse a value that is none of ``choices``."""
     if value not in choices:

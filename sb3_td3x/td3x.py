@@ -76,6 +76,8 @@ class TD3X(Overlapping, Resumable, Loadable):
         for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
     :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
         ``learning_rate``
+    :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' together; longer ones are scaled down
+        to it. ``None`` is no bound
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -123,6 +125,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         n_quantiles: int = 1,
         top_quantiles_to_drop_per_net: int = 2,
         qf_learning_rate: float | Schedule | None = None,
+        max_grad_norm: float | None = None,
     ):
         super().__init__(
             policy,
@@ -155,7 +158,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
         self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
-        self.qf_learning_rate = qf_learning_rate
+        self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -208,6 +211,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.learning_rate = settings.checked_rate("learning_rate", self.learning_rate)
         if self.qf_learning_rate is not None:
             self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
+        self.max_grad_norm = settings.checked_norm(self.max_grad_norm)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
@@ -305,8 +309,14 @@ class TD3X(Overlapping, Resumable, Loadable):
         self._set_learning_rates()
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
-        drop = settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
-        rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, drop)
+        rule_settings = UpdateSettings(
+            self.gamma,
+            self.tau,
+            self.target_policy_noise,
+            self.target_noise_clip,
+            settings.checked_norm(self.max_grad_norm),
+            settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
+        )
         update, losses = self._update_maker(), []
         try:
             with update.running(self.batch_size):

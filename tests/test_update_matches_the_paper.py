@@ -15,6 +15,7 @@ UPDATES = 20
 RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 OWN_RATE = {"qf_learning_rate": 3e-3}
+CLIPPED = {"max_grad_norm": 0.03}
 FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
@@ -45,6 +46,7 @@ def reference_of(algorithm):
         noise_std=algorithm.target_policy_noise,
         noise_clip=algorithm.target_noise_clip,
         policy_delay=algorithm.policy_delay,
+        max_grad_norm=algorithm.max_grad_norm or np.inf,
     )
 
 
@@ -63,10 +65,10 @@ def assert_equal_networks(policy, reference, tolerance):
     [(*kind, n_critics, "plain", {}) for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
     + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 2, 3)]
     + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
-    + [(*FLOAT64, 2, "plain", OWN_RATE)]
+    + [(*FLOAT64, 2, "plain", OWN_RATE), (*FLOAT64, 2, "plain", CLIPPED), (*FLOAT32, 3, "plain", QUANTILES | CLIPPED)]
     # a program takes long to compile
     + [(*FLOAT32, 2, "compiled", {}), (*FLOAT32, 3, "compiled", {}), (*FLOAT64, 2, "compiled", {})]
-    + [(*FLOAT64, 2, "compiled", QUANTILES | OWN_RATE)],
+    + [(*FLOAT64, 2, "compiled", QUANTILES | OWN_RATE | CLIPPED)],
 )
 def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, extras):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
@@ -92,4 +94,6 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         if update % RULE["policy_delay"] == 0:
             assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
         assert_equal_networks(algorithm.policy, reference, tolerance)
+    if "max_grad_norm" in extras:
+        assert min(reference.norms) < extras["max_grad_norm"] < max(reference.norms)
     assert accelerate == "plain" or algorithm._update_maker().programs_made == 2

@@ -91,6 +91,7 @@ class Loadable(OffPolicyAlgorithm):
         kwargs = {**{name: value for name, value in modelfile.BEFORE.items() if name not in saved}, **kwargs}
         with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
+            model._restore_own_members(file)
         del model._loading
         if request is not None:
             model.learning_starts = request
@@ -118,10 +119,19 @@ class Loadable(OffPolicyAlgorithm):
         """
         zipped = io.BytesIO()
         super().save(zipped, exclude, include)
-        with zipfile.ZipFile(zipped) as archive:
+        with zipfile.ZipFile(zipped, "a") as archive:
             names = json.loads(archive.read("data"))
+            for name, content in self._own_members().items():
+                archive.writestr(name, content)
         modelfile.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
         _write_whole(path, zipped.getbuffer())
+
+    def _own_members(self) -> dict[str, bytes]:
+        """What the zip holds beside SB3's members and the attributes, by name."""
+        return {}
+
+    def _restore_own_members(self, file: modelfile.ModelFile) -> None:
+        """The inverse, on a model that is loaded otherwise."""
 
     def set_parameters(
         self,

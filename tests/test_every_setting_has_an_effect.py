@@ -114,6 +114,11 @@ def test_a_whole_number_may_be_written_as_a_float(kwargs):
     assert algorithm._n_updates > 0
 
 
+@pytest.mark.parametrize(("gradient_steps", "updates"), [(1, 30), (3, 90), (-1, 30)])
+def test_there_are_as_many_updates_per_step_as_asked_for(gradient_steps, updates):
+    assert model(gradient_steps=gradient_steps, learning_starts=10).learn(40)._n_updates == updates
+
+
 @pytest.mark.parametrize("train_freq", [0, 1.5, (1, "day"), (1, "step", 3), (0, "episode")])
 def test_a_train_freq_that_cannot_be_is_refused(train_freq):
     with pytest.raises(ValueError, match="train_freq"):

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 from stable_baselines3.td3.policies import TD3Policy
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -90,8 +91,8 @@ class FastUpdate:
     Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
 
     A program is made when its kind of update comes first, and again only if something changes that is part of it:
-    the batch size, the count of dropped quantiles, frozen layers, options of the optimiser other than the learning rate,
-    the number of torch threads.
+    the batch size, the count of dropped quantiles, whether gradients are bounded, frozen layers, options of the optimiser
+    other than the learning rate, the number of torch threads.
 
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
@@ -141,11 +142,10 @@ class FastUpdate:
             return self._plain_update(batch, noise, settings, with_actor, number)
         tensors = flat(batch)
         inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
-        drop = settings.top_quantiles_to_drop_per_net
-        key = (with_actor, drop, *layout(batch), *self._constants)
+        key = (with_actor, *settings.constants(), *layout(batch), *self._constants)
         if key not in self._programs:
             try:
-                self._programs[key] = self._make_program(batch, with_actor, drop, inputs)
+                self._programs[key] = self._make_program(batch, with_actor, settings, inputs)
             except CannotAccelerate as error:
                 if not self.falls_back:
                     raise
@@ -199,11 +199,13 @@ class FastUpdate:
             self._settings = values, tensor
         return self._settings[1]  # type: ignore[return-value]
 
-    def _make_program(self, batch: ReplayBufferSamples, with_actor: bool, drop: int, inputs: list[th.Tensor]) -> Program:
+    def _make_program(
+        self, batch: ReplayBufferSamples, with_actor: bool, settings: UpdateSettings, inputs: list[th.Tensor]
+    ) -> Program:
         if not self._programs:
             once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
-        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, drop)
+        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, settings)
         with _generators_kept(self.policy.device):
             try:
                 program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
@@ -286,3 +288,46 @@ def _generators_kept(device: th.device) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(array)
+
+
+class Accelerated(OffPolicyAlgorithm):
+    """An off-policy algorithm whose updates are made on the path that its attribute ``accelerate`` asks for."""
+
+    policy: TD3Policy
+    accelerate: str
+    precision: str
+    update_path: str | None  # what "auto" chose for this run
+    _maker: tuple[tuple[Any, ...], update.Update] | None = None  # built when first needed, never saved
+
+    def _updates_ahead(self) -> float:
+        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
+        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
+        if self.gradient_steps < 0:
+            return steps
+        frequency, unit = self.train_freq  # type: ignore[misc]
+        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
+
+    def _choose_path(self, planned_updates: float) -> None:
+        """Once per run; a run that goes on stays on its path."""
+        path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
+        if path != self.update_path:
+            self.logger.log(f"accelerate: {path} ({reason})")
+        self.update_path = path
+
+    def _update_maker(self) -> update.Update:
+        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
+        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
+        chosen = (path, self.precision, self.policy)
+        if self._maker is None or self._maker[0] != chosen:
+            plain = path == "plain"
+            maker: update.Update = (
+                update.PlainUpdate(self.policy, self.precision)
+                if plain
+                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
+            )
+            self._maker = chosen, maker
+        return self._maker[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_maker"}

@@ -22,7 +22,7 @@ from sb3_td3x.unpickling import readable, unpickle
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
 
-DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue")
+DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best")
 """Attributes of TD3X that are made anew when needed."""
 
 NEVER_SAVED = (
@@ -35,6 +35,7 @@ MAX_BUFFER = 10**8
 
 _WHOLE = (numbers.Integral,)
 _NUMBER = (numbers.Real,)
+_RATE = (numbers.Real, ConstantSchedule, FloatSchedule, LinearSchedule)
 TYPES: dict[str, tuple[type, ...]] = {
     "policy_kwargs": (dict,),
     "replay_buffer_kwargs": (dict,),
@@ -44,7 +45,11 @@ TYPES: dict[str, tuple[type, ...]] = {
     "noise_generator": (th.Generator,),
     "ep_info_buffer": (deque, type(None)),
     "ep_success_buffer": (deque, type(None)),
-    "learning_rate": (numbers.Real, ConstantSchedule, FloatSchedule, LinearSchedule),
+    "learning_rate": _RATE,
+    "qf_learning_rate": (*_RATE, type(None)),
+    "max_grad_norm": (numbers.Real, type(None)),
+    "best_actor_window": (numbers.Integral, type(None)),
+    "predict_with": (str,),
     "tensorboard_log": (str, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,

@@ -19,7 +19,7 @@ from sb3_td3x import fields, modelfile, parameters, policies, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
 from sb3_td3x.pickled import read_buffer
-from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits
+from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, stored_transitions
 
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
 
@@ -31,6 +31,7 @@ class Loadable(OffPolicyAlgorithm):
     n_steps: int
     learning_starts: LearningStarts  # type: ignore[assignment]
     _replay_buffer_is_automatic = False
+    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
     _loading = False  # while `load` rebuilds a model: its seed has been used already
 
     def _seed_noise(self, seed: int | None) -> None:
@@ -87,8 +88,10 @@ class Loadable(OffPolicyAlgorithm):
         request = kwargs.pop("learning_starts", None)
         # SB3's zips hold a number alone: that is what the program did, whatever today's default is
         kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
+        kwargs = {**{name: value for name, value in modelfile.BEFORE.items() if name not in saved}, **kwargs}
         with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
+            model._restore_own_members(file)
         del model._loading
         if request is not None:
             model.learning_starts = request
@@ -116,10 +119,19 @@ class Loadable(OffPolicyAlgorithm):
         """
         zipped = io.BytesIO()
         super().save(zipped, exclude, include)
-        with zipfile.ZipFile(zipped) as archive:
+        with zipfile.ZipFile(zipped, "a") as archive:
             names = json.loads(archive.read("data"))
+            for name, content in self._own_members().items():
+                archive.writestr(name, content)
         modelfile.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
         _write_whole(path, zipped.getbuffer())
+
+    def _own_members(self) -> dict[str, bytes]:
+        """What the zip holds beside SB3's members and the attributes, by name."""
+        return {}
+
+    def _restore_own_members(self, file: modelfile.ModelFile) -> None:
+        """The inverse, on a model that is loaded otherwise."""
 
     def set_parameters(
         self,
@@ -170,6 +182,16 @@ class Loadable(OffPolicyAlgorithm):
                 loaded.truncate_last_trajectory()
         loaded.device = self.device
         self.replay_buffer = loaded
+
+    def _updates_start_at(self) -> int:
+        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
+        buffer = self.replay_buffer
+        return min(int(self.learning_starts), buffer.buffer_size * buffer.n_envs)
+
+    def _must_refill(self) -> bool:
+        if self._is_refilling:
+            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
+        return self._is_refilling
 
     def _choose_replay_buffer_class(self) -> None:
         """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""

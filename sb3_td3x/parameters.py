@@ -24,7 +24,7 @@ def require_fit(saved: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
     """
     for name, state in saved.items():
         if isinstance(objects[name], nn.Module):
-            _require_module(name, state, objects[name].state_dict())
+            require_module(name, state, objects[name].state_dict())
         elif isinstance(objects[name], th.optim.Optimizer):
             _require_optimizer(name, state, objects[name])
 
@@ -48,10 +48,16 @@ def require_policy(state: Any, kind: type[nn.Module], arguments: Mapping[str, An
     sketched = type(kind.__name__, (kind,), {"device": th.device("meta")})
     with th.device("meta"), th.random.fork_rng(devices=[]):
         policy = sketched(**{**arguments, "observation_space": space})
-    _require_module("policy", state, policy.state_dict())
+    require_module("policy", state, policy.state_dict())
 
 
-def _require_module(name: str, state: Any, own: Mapping[str, Any]) -> None:
+def require_module(name: str, state: Any, own: Mapping[str, Any]) -> None:
+    """
+    Refuse a saved state dict that is not that of a module.
+
+    :param own: the module's state dict
+    :raises DoesNotFit: naming the tensor and what is wrong with it
+    """
     if not isinstance(state, Mapping):
         raise DoesNotFit(f"{name} is no table of tensors")
     if state.keys() != own.keys():

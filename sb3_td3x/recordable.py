@@ -103,14 +103,22 @@ class RecordableUpdate:
     It works on copies and, at the end, keeps them if every loss and gradient was finite in this update and the ones
     before it; so one that is not finite changes nothing, without the host having to look.
 
-    It is for one count of dropped quantiles. ``step`` takes the state's tensors, the settings' inputs with both learning
-    rates ``(6,)``, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the batch's tensors; returns
-    the fault, the critics' loss and, if due, the actor's.
+    It is for one value of the settings' ``constants``. ``step`` takes the state's tensors, the settings' inputs with both
+    learning rates after them in one tensor, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the
+    batch's tensors; returns the fault, the critics' loss and, if due, the actor's.
     """
 
-    def __init__(self, policy: TD3Policy, numbers: str, state: State, batch: ReplayBufferSamples, with_actor: bool, drop: int):
+    def __init__(
+        self,
+        policy: TD3Policy,
+        numbers: str,
+        state: State,
+        batch: ReplayBufferSamples,
+        with_actor: bool,
+        settings: UpdateSettings,
+    ):
         self.policy, self.numbers, self.state, self.batch = policy, numbers, state, batch
-        self.with_actor, self.drop = with_actor, drop
+        self.with_actor, self.settings = with_actor, settings
 
     def step(self, *inputs: th.Tensor) -> list[th.Tensor]:
         kept, others = inputs[: len(self.state.tensors)], inputs[len(self.state.tensors) :]
@@ -141,21 +149,22 @@ class RecordableUpdate:
         learning_rates = dict(zip(NETWORKS, numbers[-len(NETWORKS) :], strict=True))
         faults = [fault]
 
-        def descend(network: BaseModel, loss: th.Tensor, name: str) -> None:
+        def descend(network: BaseModel, loss: th.Tensor, name: str, max_norm: float | th.Tensor | None) -> None:
             parameters = update.trainable(network)
             if not parameters:
                 return  # the user has frozen the whole network
             found = th.autograd.grad(loss, parameters, allow_unused=True)
-            pairs = [
-                (parameter, gradient) for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None
-            ]
-            if not pairs:
+            pairs = zip(parameters, found, strict=True)
+            reached = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+            if not reached:
                 return
-            good = update.is_finite(loss, [gradient for _, gradient in pairs])
+            gradients = list(reached.values())
+            good = update.is_finite(loss, gradients)
             faults[0] = th.where((faults[0] == 0) & ~good, NETWORKS.index(name) + 1, faults[0])
-            _adam_step(pairs, moments, learning_rates[name], options[name], self.state.shares_steps)
+            gradients = update.clipped(gradients, max_norm)
+            _adam_step(list(reached), gradients, moments, learning_rates[name], options[name], self.state.shares_steps)
 
-        settings = UpdateSettings(*numbers[: -len(NETWORKS)].to(noise.dtype))._replace(top_quantiles_to_drop_per_net=self.drop)
+        settings = self.settings.with_inputs(numbers[: -len(NETWORKS)].to(noise.dtype))
         batch = rebuilt(self.batch, tensors)
         return update.make(self.policy, batch, noise, settings, self.with_actor, descend), faults[0]
 
@@ -181,20 +190,21 @@ def exchanged(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> Iterator[N
 
 
 def _adam_step(
-    pairs: Sequence[tuple[th.Tensor, th.Tensor]],
+    parameters: list[th.Tensor],
+    gradients: list[th.Tensor],
     moments: dict[int, dict[str, th.Tensor]],
     learning_rate: th.Tensor,
     options: dict[str, Any],
     shares_steps: bool,
 ) -> None:
     """torch's own Adam on tensors alone; ``differentiable`` is its form that reads no number on the host."""
-    states = [moments[id(parameter)] for parameter, _ in pairs]
+    states = [moments[id(parameter)] for parameter in parameters]
     # In float32 1 - beta**step loses five digits. One count for all parameters: its powers are computed once
     steps = [(states[0] if shares_steps else state)["step"].double() for state in states]
     with th.no_grad():
         adam(
-            [parameter for parameter, _ in pairs],
-            [gradient for _, gradient in pairs],
+            parameters,
+            gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state],

@@ -161,6 +161,21 @@ def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str
             raise NonFiniteError(label, when)
 
 
+def require_finite_step(
+    observations: np.ndarray | dict[str, np.ndarray],
+    rewards: np.ndarray,
+    dones: np.ndarray,
+    infos: list[dict[str, Any]],
+    when: str,
+) -> None:
+    """``require_finite`` of all that an environment step gave, the last observations of ended episodes among it."""
+    require_finite(rewards, "reward", when)
+    require_finite(observations, "observation", when)
+    for done, info in zip(dones, infos, strict=True):
+        if done and "terminal_observation" in info:
+            require_finite(info["terminal_observation"], "terminal observation", when)
+
+
 def _named_arrays(observation: np.ndarray | Mapping[str, np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(observation, Mapping):
         yield from ((f"{name}[{key!r}]", np.asarray(array)) for key, array in observation.items())

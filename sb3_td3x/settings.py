@@ -78,13 +78,23 @@ def checked_train_freq(value: Any) -> Any:
     return value._make(pair) if hasattr(value, "_make") else pair
 
 
-def checked_learning_rate(value: Any) -> Any:
-    """``learning_rate`` as it is if it is a schedule, else as a number that is not negative."""
+def checked_rate(name: str, value: Any) -> Any:
+    """A learning rate as it is if it is a schedule, else as a number that is not negative."""
     if callable(value):
         return value
-    number = real("learning_rate", value)
+    number = real(name, value)
     if number < 0:
-        raise ValueError(f"learning_rate must not be negative, not {value!r}")
+        raise ValueError(f"{name} must not be negative, not {value!r}")
+    return number
+
+
+def checked_norm(value: Any) -> float | None:
+    """``max_grad_norm``: a number above 0, or ``None`` for no bound."""
+    if value is None:
+        return None
+    number = real("max_grad_norm", value)
+    if number <= 0:
+        raise ValueError(f"max_grad_norm must be above 0, or None for no bound, not {value!r}")
     return number
 
 

@@ -11,24 +11,25 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule
+from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import fields, modelfile, settings
-from sb3_td3x.accelerate import PATHS, FastUpdate, choose
+from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
-from sb3_td3x.loading import Loadable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments
 from sb3_td3x.precision import PRECISIONS
-from sb3_td3x.replay import require_finite, sample, stored_transitions
+from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
-from sb3_td3x.update import Losses, PlainUpdate, Update, UpdateSettings
+from sb3_td3x.returned import ReturnsBest
+from sb3_td3x.update import Losses, UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-class TD3X(Overlapping, Resumable, Loadable):
+class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -73,6 +74,13 @@ class TD3X(Overlapping, Resumable, Loadable):
         (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), 25 in the paper, which only TD3X can load
     :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
         for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
+    :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
+        ``learning_rate``
+    :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' together; longer ones are scaled down
+        to it. ``None`` is no bound
+    :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
+        the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
+    :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -84,8 +92,6 @@ class TD3X(Overlapping, Resumable, Loadable):
     }
     policy: TD3Policy
     replay_buffer: ReplayBuffer
-    _maker: tuple[tuple[Any, ...], Update] | None = None  # built when first needed, never saved
-    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
 
     def __init__(
         self,
@@ -120,6 +126,10 @@ class TD3X(Overlapping, Resumable, Loadable):
         overlap: bool = False,
         n_quantiles: int = 1,
         top_quantiles_to_drop_per_net: int = 2,
+        qf_learning_rate: float | Schedule | None = None,
+        max_grad_norm: float | None = None,
+        best_actor_window: int | None = None,
+        predict_with: Literal["live", "best"] = "live",
     ):
         super().__init__(
             policy,
@@ -152,6 +162,8 @@ class TD3X(Overlapping, Resumable, Loadable):
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
         self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
+        self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
+        self.best_actor_window, self.predict_with = best_actor_window, predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -201,7 +213,10 @@ class TD3X(Overlapping, Resumable, Loadable):
             settings.one_of(name, getattr(self, name), choices)
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         self.train_freq = settings.checked_train_freq(self.train_freq)
-        self.learning_rate = settings.checked_learning_rate(self.learning_rate)
+        self.learning_rate = settings.checked_rate("learning_rate", self.learning_rate)
+        if self.qf_learning_rate is not None:
+            self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
+        self.max_grad_norm = settings.checked_norm(self.max_grad_norm)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
@@ -296,11 +311,17 @@ class TD3X(Overlapping, Resumable, Loadable):
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        self._set_learning_rates()
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
-        drop = settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
-        rule_settings = UpdateSettings(self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, drop)
+        rule_settings = UpdateSettings(
+            self.gamma,
+            self.tau,
+            self.target_policy_noise,
+            self.target_noise_clip,
+            settings.checked_norm(self.max_grad_norm),
+            settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
+        )
         update, losses = self._update_maker(), []
         try:
             with update.running(self.batch_size):
@@ -317,49 +338,18 @@ class TD3X(Overlapping, Resumable, Loadable):
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
 
-    def _updates_ahead(self) -> float:
-        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
-        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
-        if self.gradient_steps < 0:
-            return steps
-        frequency, unit = self.train_freq  # type: ignore[misc]
-        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
-
-    def _choose_path(self, planned_updates: float) -> None:
-        """Once per run; a run that goes on stays on its path."""
-        path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
-        if path != self.update_path:
-            self.logger.log(f"accelerate: {path} ({reason})")
-        self.update_path = path
-
-    def _update_maker(self) -> Update:
-        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
-        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
-        chosen = (path, self.precision, self.policy)
-        if self._maker is None or self._maker[0] != chosen:
-            plain = path == "plain"
-            update: Update = (
-                PlainUpdate(self.policy, self.precision)
-                if plain
-                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
-            )
-            self._maker = chosen, update
-        return self._maker[1]
+    def _set_learning_rates(self) -> None:
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        if self.qf_learning_rate is not None:
+            schedule = FloatSchedule(settings.checked_rate("qf_learning_rate", self.qf_learning_rate))
+            rate = schedule(self._current_progress_remaining)
+            update_learning_rate(self.critic.optimizer, rate)
+            self.logger.record("train/qf_learning_rate", rate)
 
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
         actions = batch.actions
         return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
-
-    def _updates_start_at(self) -> int:
-        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
-        buffer = self.replay_buffer
-        return min(self.learning_starts, buffer.buffer_size * buffer.n_envs)
-
-    def _must_refill(self) -> bool:
-        if self._is_refilling:
-            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
-        return self._is_refilling
 
     def _store_transition(
         self,
@@ -374,12 +364,7 @@ class TD3X(Overlapping, Resumable, Loadable):
         raw_obs, raw_reward = (
             (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
         )
-        when = f"environment step {self.num_timesteps}"
-        require_finite(raw_reward, "reward", when)
-        require_finite(raw_obs, "observation", when)
-        for done, info in zip(dones, infos, strict=True):
-            if done and "terminal_observation" in info:
-                require_finite(info["terminal_observation"], "terminal observation", when)
+        require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -398,10 +383,6 @@ class TD3X(Overlapping, Resumable, Loadable):
             with th.random.fork_rng(devices=[]):
                 seed = int(th.randint(2**31, ()))
         self.noise_generator.manual_seed(seed)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
-        return {name: value for name, value in self.__dict__.items() if name != "_maker"}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *fields.DERIVED]

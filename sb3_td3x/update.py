@@ -5,9 +5,9 @@ One gradient update: loss from ``rule.py``, gradient, optimiser, target networks
 (``accelerate.py``) run the same functions with another ``descend``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch as th
 from stable_baselines3.common.policies import BaseModel
@@ -19,23 +19,35 @@ from sb3_td3x import precision, rule
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.policies import kind_of
 
-# Moves a network one optimiser step down a loss; the text names the network in an error
-Descend = Callable[[BaseModel, th.Tensor, str], None]
+# Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
+Descend = Callable[[BaseModel, th.Tensor, str, "float | th.Tensor | None"], None]
 
 
 class UpdateSettings(NamedTuple):
-    """The numbers of the rule that may change between two updates: floats, or tensors of no dimension, and a count."""
+    """What may change between two updates: the rule's numbers, floats or tensors of no dimension, and a count."""
 
     gamma: float | th.Tensor
     tau: float | th.Tensor
     target_policy_noise: float | th.Tensor
     target_noise_clip: float | th.Tensor
+    max_grad_norm: float | th.Tensor | None = None
+    """``None`` bounds no gradient."""
     top_quantiles_to_drop_per_net: int = 0
     """Decides a shape, so it is part of a program and never a tensor; 0 for scalar critics."""
 
     def inputs(self) -> tuple[float | th.Tensor, ...]:
-        """All but the last: what a program reads anew at every update."""
-        return self[:-1]
+        """The numbers: what a program reads anew at every update."""
+        return tuple(value for value in self[:-1] if value is not None)
+
+    def with_inputs(self, inputs: Iterable[th.Tensor]) -> "UpdateSettings":
+        """The same with other numbers, in the order of ``inputs``."""
+        names = [name for name in self._fields[:-1] if getattr(self, name) is not None]
+        numbers: dict[str, Any] = dict(zip(names, inputs, strict=True))
+        return self._replace(**numbers)
+
+    def constants(self) -> tuple[Any, ...]:
+        """What is part of a program: the count, and which numbers there are."""
+        return (self.top_quantiles_to_drop_per_net, self.max_grad_norm is None)
 
 
 class Losses(NamedTuple):
@@ -98,7 +110,7 @@ def critic_step(
         next_values = policy.critic_target(batch.next_observations, next_actions)
         target = kind.target(next_values, batch.rewards, batch.dones, discounts, settings.top_quantiles_to_drop_per_net)
     loss = kind.loss(policy.critic(batch.observations, batch.actions), target)
-    descend(policy.critic, loss, "critic")
+    descend(policy.critic, loss, "critic", settings.max_grad_norm)
     return loss.detach()
 
 
@@ -106,7 +118,7 @@ def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSe
     """Move the actor one step up the critics' value, then all targets towards their networks; return the actor's loss."""
     actions = policy.actor(batch.observations)
     loss = rule.actor_loss(kind_of(policy.critic).ascended(policy.critic, batch.observations, actions))
-    descend(policy.actor, loss, "actor")
+    descend(policy.actor, loss, "actor", settings.max_grad_norm)
     with th.no_grad():
         for target, source in ((policy.critic_target, policy.critic), (policy.actor_target, policy.actor)):
             rule.polyak_(target.parameters(), source.parameters(), settings.tau)
@@ -123,6 +135,15 @@ def trainable(network: nn.Module) -> list[nn.Parameter]:
 def is_finite(loss: th.Tensor, gradients: list[th.Tensor]) -> th.Tensor:
     """Whether a loss and all gradients are. A sum is the cheapest thing that every NaN and infinity survives."""
     return th.isfinite(th.stack([loss.detach(), *[gradient.sum() for gradient in gradients]]).sum())
+
+
+def clipped(gradients: list[th.Tensor], max_norm: float | th.Tensor | None) -> list[th.Tensor]:
+    """Gradients scaled down together to this 2-norm where theirs is above it, as by torch's ``clip_grad_norm_``."""
+    if max_norm is None or not gradients:
+        return gradients
+    norm = th.linalg.vector_norm(th.stack([th.linalg.vector_norm(gradient) for gradient in gradients]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [gradient * scale for gradient in gradients]
 
 
 class PlainUpdate:
@@ -166,15 +187,19 @@ class _NonFinite(ArithmeticError):
     """A network's loss or gradient is not finite; it has not moved."""
 
 
-def _descend(network: BaseModel, loss: th.Tensor, name: str) -> None:
+def _descend(network: BaseModel, loss: th.Tensor, name: str, max_norm: float | th.Tensor | None) -> None:
     parameters = trainable(network)
     if not parameters:
         return  # the user has frozen the whole network
     network.optimizer.zero_grad()
     # Only this network's gradients: through the actor's loss flows also the critic's, which nobody needs
     loss.backward(inputs=parameters)
-    if not is_finite(loss, [parameter.grad for parameter in parameters if parameter.grad is not None]):
+    reached = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+    gradients = list(reached.values())
+    if not is_finite(loss, gradients):
         raise _NonFinite(name)
+    for parameter, gradient in zip(reached, clipped(gradients, max_norm), strict=True):
+        parameter.grad = gradient
     network.optimizer.step()
 
 

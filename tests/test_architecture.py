@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
     "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
-    "loading", "resumable", "td3x", "checkpoint",
+    "loading", "resumable", "returned", "td3x", "checkpoint",
     "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}

@@ -16,6 +16,8 @@ TURNED = {
     "target_noise_clip": 0.05,
     "policy_delay": 1,
     "learning_rate": 1e-2,
+    "qf_learning_rate": 1e-2,
+    "max_grad_norm": 1e-8,  # of Adam's steps only the length of its epsilon is left
     "top_quantiles_to_drop_per_net": 1,
 }
 BESIDE = {"top_quantiles_to_drop_per_net": {"n_quantiles": 5}}  # what else it takes for a setting to matter
@@ -66,6 +68,7 @@ def test_learning_rate_follows_its_schedule():
     run(algorithm)
     assert algorithm.critic.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
     assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+    assert "train/qf_learning_rate" not in algorithm.logger.name_to_value
 
 
 @pytest.mark.parametrize("name", sorted(settings.WHOLE_WITH_MINIMUM))
@@ -85,7 +88,7 @@ def test_shares_outside_0_and_1_are_refused(name):
         assert getattr(model(**{name: edge}), name) == edge
 
 
-@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "action_noise"])
+@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "qf_learning_rate", "action_noise"])
 def test_negative_noise_and_rates_are_refused(name):
     for bad in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=name):
@@ -109,6 +112,11 @@ def test_a_whole_number_may_be_written_as_a_float(kwargs):
     algorithm = model(**kwargs).learn(4e1)
     assert algorithm.num_timesteps == 40
     assert algorithm._n_updates > 0
+
+
+@pytest.mark.parametrize(("gradient_steps", "updates"), [(1, 30), (3, 90), (-1, 30)])
+def test_there_are_as_many_updates_per_step_as_asked_for(gradient_steps, updates):
+    assert model(gradient_steps=gradient_steps, learning_starts=10).learn(40)._n_updates == updates
 
 
 @pytest.mark.parametrize("train_freq", [0, 1.5, (1, "day"), (1, "step", 3), (0, "episode")])

@@ -480,10 +480,10 @@ class TestPrecision:
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="no CUDA device on this machine")
-@pytest.mark.parametrize("n_quantiles", [1, 5])
-def test_cuda_graph_makes_the_plain_updates(n_quantiles):
+@pytest.mark.parametrize(("n_quantiles", "max_grad_norm"), [(1, None), (5, 0.05)])
+def test_cuda_graph_makes_the_plain_updates(n_quantiles, max_grad_norm):
     kwargs = {"batch_size": 8, "buffer_size": 1000, "policy_kwargs": SMALL, "seed": 0, "device": "cuda"}
-    kwargs["n_quantiles"] = n_quantiles
+    kwargs |= {"n_quantiles": n_quantiles, "max_grad_norm": max_grad_norm}
     plain, graphed = (
         without_output(TD3X("MlpPolicy", LineEnv(), accelerate=path, **kwargs)) for path in ("plain", "cudagraph")
     )

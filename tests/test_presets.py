@@ -95,6 +95,15 @@ def test_ornstein_uhlenbeck_noise_has_the_shape_of_an_action():
     assert noise._sigma.tolist() == [0.5, 0.5]
 
 
+def test_the_critics_own_rate_is_read_as_the_actors():
+    entry = presets.override(presets.load("t3d", "Pendulum-v1"), ["qf_learning_rate=lin_2e-3"])
+    algorithm = model(**presets.model_arguments(entry))
+    assert (algorithm.learning_rate, algorithm.qf_learning_rate(0.5)) == (1e-3, 1e-3)
+    for bad in ("exp_1e-3", "lin_fast", "fast"):
+        with pytest.raises(ValueError, match="qf_learning_rate must be a number or lin_<number>"):
+            presets.model_arguments({"qf_learning_rate": bad})
+
+
 @pytest.mark.parametrize("entry", [{"noise_type": "ou", "noise_std": 0.1}, {"noise_type": "normal"}, {"policy_kwargs": "abc"}])
 def test_an_entry_that_cannot_be_is_refused(entry):
     with pytest.raises(ValueError, match=r"noise_type|policy_kwargs"):

@@ -14,6 +14,8 @@ from tests.tools import feed, model, random_batch, without_output
 UPDATES = 20
 RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
+OWN_RATE = {"qf_learning_rate": 3e-3}
+CLIPPED = {"max_grad_norm": 0.03}
 FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
@@ -38,12 +40,13 @@ def reference_of(algorithm):
     return reference(
         layers(policy.actor.mu),
         [layers(network) for network in policy.critic.q_networks],
-        learning_rate=algorithm.learning_rate,
+        learning_rates=(algorithm.learning_rate, algorithm.qf_learning_rate or algorithm.learning_rate),
         gamma=algorithm.gamma,
         tau=algorithm.tau,
         noise_std=algorithm.target_policy_noise,
         noise_clip=algorithm.target_noise_clip,
         policy_delay=algorithm.policy_delay,
+        max_grad_norm=algorithm.max_grad_norm or np.inf,
     )
 
 
@@ -58,18 +61,19 @@ def assert_equal_networks(policy, reference, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "n_critics", "accelerate", "quantiles"),
+    ("dtype", "tolerance", "n_critics", "accelerate", "extras"),
     [(*kind, n_critics, "plain", {}) for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
     + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 2, 3)]
     + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
+    + [(*FLOAT64, 2, "plain", OWN_RATE), (*FLOAT64, 2, "plain", CLIPPED), (*FLOAT32, 3, "plain", QUANTILES | CLIPPED)]
     # a program takes long to compile
     + [(*FLOAT32, 2, "compiled", {}), (*FLOAT32, 3, "compiled", {}), (*FLOAT64, 2, "compiled", {})]
-    + [(*FLOAT64, 2, "compiled", QUANTILES)],
+    + [(*FLOAT64, 2, "compiled", QUANTILES | OWN_RATE | CLIPPED)],
 )
-def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, quantiles):
+def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, extras):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
-    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE, **quantiles))
+    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE, **extras))
     algorithm.policy.to(dtype)
     reference = reference_of(algorithm)
 
@@ -90,4 +94,6 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         if update % RULE["policy_delay"] == 0:
             assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
         assert_equal_networks(algorithm.policy, reference, tolerance)
+    if "max_grad_norm" in extras:
+        assert min(reference.norms) < extras["max_grad_norm"] < max(reference.norms)
     assert accelerate == "plain" or algorithm._update_maker().programs_made == 2

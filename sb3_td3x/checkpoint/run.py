@@ -259,6 +259,7 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any]) -> lis
         model._last_original_obs = normalization.get_original_obs()
         model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
     replay.cut(model.replay_buffer, ~at_start)
+    model._last_episode_starts = np.ones_like(at_start)
     if not at_start.all():
         return ["the episodes that were under way, which are cut here"]
     if not _equal(model._last_obs, expected):

@@ -97,8 +97,9 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
     if "noise_type" in entry or "noise_std" in entry:
         arguments["action_noise"] = _action_noise(entry.get("noise_type", "normal"), entry.get("noise_std"), action_shape)
-    if isinstance(rate := arguments.get("learning_rate"), str):
-        arguments["learning_rate"] = _linear_schedule(rate)
+    for rate in ("learning_rate", "qf_learning_rate"):
+        if isinstance(text := arguments.get(rate), str):
+            arguments[rate] = _linear_schedule(rate, text)
     if isinstance(arguments.get("train_freq"), list):
         arguments["train_freq"] = tuple(arguments["train_freq"])
     if isinstance(name := arguments.get("replay_buffer_class"), str):
@@ -151,13 +152,13 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def _linear_schedule(text: str) -> Callable[[float], float]:
+def _linear_schedule(name: str, text: str) -> Callable[[float], float]:
     """``lin_7e-4``: from 7e-4 to 0 over the run."""
     kind, _, start = text.partition("_")
-    if kind != "lin":
-        raise ValueError(f"learning_rate must be a number or lin_<number>, not {text!r}")
     try:
-        initial = real("learning_rate", float(start))
-    except ValueError as error:
-        raise ValueError(f"learning_rate must be a number or lin_<number>, not {text!r}") from error
+        initial = real(name, float(start)) if kind == "lin" else None
+    except ValueError:
+        initial = None
+    if initial is None:
+        raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
     return LinearSchedule(initial, 0.0, 1.0)

@@ -56,14 +56,16 @@ class PaperTD3:
     """
     :param actor: layers of the actor, whose output goes through tanh
     :param critics: the layers of each critic, which sees (state, action)
+    :param max_grad_norm: of the actor's gradient and of all critics' together; not the paper's
     """
 
-    def __init__(self, actor, critics, learning_rate, gamma, tau, noise_std, noise_clip, policy_delay):
+    def __init__(self, actor, critics, learning_rates, gamma, tau, noise_std, noise_clip, policy_delay, max_grad_norm=np.inf):
         self.actor = copy(actor)
         self.critics = [copy(critic) for critic in critics]
         self.actor_target = copy(actor)
         self.critic_targets = [copy(critic) for critic in critics]
-        self.actor_optimizer, self.critic_optimizer = Adam(learning_rate), Adam(learning_rate)
+        self.actor_optimizer, self.critic_optimizer = map(Adam, learning_rates)
+        self.max_grad_norm, self.norms = max_grad_norm, []
         self.gamma, self.tau, self.noise_std, self.noise_clip = gamma, tau, noise_std, noise_clip
         self.policy_delay = policy_delay
         self.updates = 0
@@ -77,19 +79,27 @@ class PaperTD3:
         next_values = self.next_values([forward(critic, next_inputs)[0] for critic in self.critic_targets])
         targets = rewards + self.gamma * (1.0 - terminated) * next_values
 
-        critic_loss = 0.0
+        critic_loss, gradients = 0.0, []
         inputs = np.concatenate([states, actions], axis=1)
-        self.critic_optimizer.steps += 1
-        for name, critic in enumerate(self.critics):
+        for critic in self.critics:
             values, layer_inputs = forward(critic, inputs)
             loss, output_gradient = self.loss(values, targets)
             critic_loss += loss
-            gradients, _ = backward(critic, layer_inputs, output_gradient)
-            self.critic_optimizer.step(critic, gradients, name)
+            gradients.append(backward(critic, layer_inputs, output_gradient)[0])
+        self.critic_optimizer.steps += 1
+        for name, (critic, gradient) in enumerate(zip(self.critics, self.clipped(gradients), strict=True)):
+            self.critic_optimizer.step(critic, gradient, name)
 
         if self.updates % self.policy_delay != 0:
             return critic_loss, None
         return critic_loss, self.update_actor_and_targets(states)
+
+    def clipped(self, networks):
+        """Gradients of the networks of one optimiser, scaled down to the largest norm allowed if theirs is above it."""
+        norm = sum(np.sum(part**2) for layers in networks for layer in layers for part in layer) ** 0.5
+        self.norms.append(norm)
+        scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
+        return [[tuple(part * scale for part in layer) for layer in layers] for layers in networks]
 
     def next_values(self, outputs):
         return np.minimum.reduce(outputs)
@@ -114,7 +124,7 @@ class PaperTD3:
         action_gradient = input_gradient[:, states.shape[1] :] * (1.0 - actions**2)
         gradients, _ = backward(self.actor, actor_inputs, action_gradient)
         self.actor_optimizer.steps += 1
-        self.actor_optimizer.step(self.actor, gradients, "actor")
+        self.actor_optimizer.step(self.actor, self.clipped([gradients])[0], "actor")
 
         for target, source in zip([*self.critic_targets, self.actor_target], [*self.critics, self.actor], strict=True):
             for target_layer, source_layer in zip(target, source, strict=True):

@@ -1,0 +1,79 @@
+"""``qf_learning_rate`` is the critics' alone; without it all is as it was. Its numbers: ``test_update_matches_the_paper``."""
+
+from pathlib import Path
+
+import pytest
+from stable_baselines3 import TD3
+from stable_baselines3.common.utils import LinearSchedule
+
+from sb3_td3x import TD3X, ModelFileError, UntrustedModelError
+from tests.test_every_setting_has_an_effect import run
+from tests.tools import LineEnv, largest_difference, model, weights, without_output
+from tests.zips import with_fields
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def rates(algorithm):
+    return tuple(getattr(algorithm, name).optimizer.param_groups[0]["lr"] for name in ("actor", "critic"))
+
+
+def test_each_network_has_its_rate_and_both_are_logged(path):
+    algorithm = without_output(model(batch_size=8, learning_rate=1e-3, qf_learning_rate=3e-3, accelerate=path))
+    run(algorithm)
+    assert rates(algorithm) == (1e-3, 3e-3)
+    logged = algorithm.logger.name_to_value
+    assert (logged["train/learning_rate"], logged["train/qf_learning_rate"]) == (1e-3, 3e-3)
+
+
+def test_the_same_rate_for_both_is_one_rate_bit_for_bit(path):
+    one = model(accelerate=path, batch_size=8, learning_rate=2e-3).learn(30)
+    both = model(accelerate=path, batch_size=8, learning_rate=2e-3, qf_learning_rate=2e-3).learn(30)
+    assert largest_difference(weights(one), weights(both)) == 0
+
+
+def test_it_may_be_a_schedule():
+    algorithm = without_output(model(qf_learning_rate=LinearSchedule(4e-3, 0.0, 1.0), learning_rate=1e-3))
+    algorithm._current_progress_remaining = 0.25
+    run(algorithm)
+    assert rates(algorithm) == pytest.approx((1e-3, 1e-3))
+
+
+def test_an_edit_takes_effect_with_the_next_update_and_makes_no_program():
+    algorithm = without_output(model(batch_size=8, accelerate="compiled", policy_delay=1))
+    for rate in (None, 5e-3, LinearSchedule(7e-3, 0.0, 1.0), None):
+        algorithm.qf_learning_rate = rate
+        run(algorithm)
+        assert rates(algorithm)[1] == {None: 1e-3}.get(rate, rate if isinstance(rate, float) else 7e-3)
+    assert algorithm._update_maker().programs_made == 1
+    algorithm.qf_learning_rate = -1
+    with pytest.raises(ValueError, match="qf_learning_rate must not be negative"):
+        algorithm.train(1, 8)
+
+
+def test_it_is_saved_and_can_be_changed_at_load(tmp_path):
+    model(qf_learning_rate=LinearSchedule(4e-3, 0.0, 1.0)).learn(20).save(tmp_path / "model")
+    assert TD3X.load(tmp_path / "model").qf_learning_rate(0.5) == 2e-3
+    assert TD3X.load(tmp_path / "model", qf_learning_rate=None).qf_learning_rate is None
+    assert TD3.load(tmp_path / "model").predict(LineEnv().reset(seed=0)[0])  # SB3 reads the file all the same
+
+
+def test_a_function_needs_trust_as_the_other_rate_does(tmp_path):
+    model(qf_learning_rate=lambda progress: progress * 1e-3).save(tmp_path / "model")
+    with pytest.raises(UntrustedModelError, match="qf_learning_rate"):
+        TD3X.load(tmp_path / "model")
+    assert TD3X.load(tmp_path / "model", custom_objects={"qf_learning_rate": 1e-3}).qf_learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("value", ["fast", -1.0, [1e-3]])
+def test_a_file_with_another_thing_there_is_refused(tmp_path, value):
+    model(qf_learning_rate=1e-3).save(tmp_path / "model")
+    (tmp_path / "bad.zip").write_bytes(with_fields((tmp_path / "model.zip").read_bytes(), qf_learning_rate=value))
+    with pytest.raises(ModelFileError, match="qf_learning_rate"):
+        TD3X.load(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_format_1"])
+def test_a_file_from_before_has_one_rate_whatever_the_default_is(name, monkeypatch):
+    monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "qf_learning_rate", 1.0)
+    assert TD3X.load(GOLDEN / f"{name}.zip").qf_learning_rate is None

@@ -1,0 +1,124 @@
+"""``max_grad_norm`` bounds each network's gradient as torch does. Its numbers: also ``test_update_matches_the_paper``."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError, accelerate
+from sb3_td3x.update import UpdateSettings, clipped
+from tests.tools import SMALL, feed, largest_difference, model, random_batch, weights, without_output
+from tests.zips import with_fields
+
+GOLDEN = Path(__file__).parent / "golden"
+SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
+
+
+def ready(path="plain", **kwargs):
+    return without_output(model(accelerate=path, batch_size=8, policy_delay=1, **kwargs))
+
+
+def train(algorithm, seeds):
+    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in seeds]
+    feed(algorithm, [random_batch(seed) for seed in seeds], noises)
+    algorithm.train(len(seeds), 8)
+
+
+def moved(algorithm, before, network):
+    """How far a network's parameters are from where they were."""
+    now = weights(algorithm)
+    return sum((now[name] - before[name]).square().sum().item() for name in now if name.startswith(f"{network}.")) ** 0.5
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 3.0, 1e6])
+def test_it_is_torchs_clip_grad_norm(max_norm):
+    gradients = [th.randn(shape, generator=th.Generator().manual_seed(3)) for shape in ((4, 3), (4,), (1, 4))]
+    parameters = [th.nn.Parameter(th.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    th.nn.utils.clip_grad_norm_(parameters, max_norm)
+    for found, parameter in zip(clipped(gradients, max_norm), parameters, strict=True):
+        assert th.equal(found, parameter.grad)
+
+
+def test_each_network_moves_no_further_than_the_bound_with_plain_gradient_descent():
+    free, bounded = (ready(learning_rate=1.0, max_grad_norm=bound, **SGD) for bound in (None, 0.01))
+    before = weights(free)
+    for algorithm in (free, bounded):
+        train(algorithm, [0])
+    assert moved(free, before, "critic") > 0.1
+    assert moved(bounded, before, "critic") == pytest.approx(0.01, rel=1e-3)
+    assert moved(free, before, "actor") > 0.01
+    assert moved(bounded, before, "actor") == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_bound_that_is_never_reached_is_none_bit_for_bit():
+    free, bounded = (ready(max_grad_norm=bound) for bound in (None, 1e6))
+    for algorithm in (free, bounded):
+        train(algorithm, range(5))
+    assert largest_difference(weights(free), weights(bounded)) == 0
+
+
+@pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+def test_an_edit_takes_effect_on_every_path_and_only_on_and_off_are_two_programs():
+    plain, compiled = ready(), ready("compiled")
+    programs = []
+    for seed, bound in enumerate((0.05, 0.01, None, 1, 0.002)):
+        for algorithm in (plain, compiled):
+            algorithm.max_grad_norm = bound
+            train(algorithm, [seed])
+        programs.append(compiled._update_maker().programs_made)
+        for name, value in weights(plain).items():
+            th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
+    assert programs == [1, 1, 2, 2, 2]
+
+
+def test_a_frozen_layer_is_not_part_of_the_norm():
+    algorithm = ready(learning_rate=1.0, max_grad_norm=0.01, **SGD)
+    for layer in algorithm.critic.q_networks[0]:
+        layer.requires_grad_(False)
+    before = weights(algorithm)
+    train(algorithm, [0])
+    assert moved(algorithm, before, "critic.qf0") == 0
+    assert moved(algorithm, before, "critic.qf1") == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_infinite_gradient_is_refused_not_scaled(path):
+    algorithm = ready(path, max_grad_norm=0.05)
+    bad = random_batch(1)
+    bad.rewards[3] = np.inf
+    before = weights(algorithm)
+    feed(algorithm, [bad], [th.zeros(8, 1)])
+    with pytest.raises(NonFiniteError, match="critic loss or its gradient"):
+        algorithm.train(1, 8)
+    assert largest_difference(weights(algorithm), before) == 0
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "small", True])
+def test_what_bounds_nothing_is_refused_also_when_edited(bad):
+    with pytest.raises(ValueError, match="max_grad_norm"):
+        model(max_grad_norm=bad)
+    algorithm = ready()
+    algorithm.max_grad_norm = bad
+    with pytest.raises(ValueError, match="max_grad_norm"):
+        train(algorithm, [0])
+
+
+def test_it_is_saved_and_a_file_from_before_has_none(tmp_path, monkeypatch):
+    model(max_grad_norm=0.5).save(tmp_path / "model")
+    assert TD3X.load(tmp_path / "model").max_grad_norm == 0.5
+    (tmp_path / "bad.zip").write_bytes(with_fields((tmp_path / "model.zip").read_bytes(), max_grad_norm="small"))
+    with pytest.raises(ModelFileError, match="max_grad_norm"):
+        TD3X.load(tmp_path / "bad")
+    monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "max_grad_norm", 1.0)
+    for name in ("sb3_td3_2.9.2", "td3x_format_1"):
+        assert TD3X.load(GOLDEN / f"{name}.zip").max_grad_norm is None
+
+
+def test_settings_go_through_a_programs_inputs_and_come_back():
+    for bound in (None, 0.5):
+        settings = UpdateSettings(0.9, 0.1, 0.2, 0.3, bound, 4)
+        doubled = settings.with_inputs([th.tensor(2 * value) for value in settings.inputs()])
+        expected = (1.8, 0.2, 0.4, 0.6, bound and 1.0, 4)
+        assert tuple(None if value is None else pytest.approx(float(value)) for value in doubled) == expected

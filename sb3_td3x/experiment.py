@@ -249,7 +249,7 @@ def train(
     checkpoint = TD3XCheckpointCallback(max(run.experiment.save_freq // n_envs, 1), run.folder.checkpoints)
     with run.resources:
         try:
-            with _stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
+            with stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
                 run.model.learn(run.total, CallbackList([evaluation, *callbacks, checkpoint]), resume=run.is_resumed)
         finally:
             run.model.save(run.folder.last_model)
@@ -275,7 +275,7 @@ def require_device(device: str) -> None:
 
 
 @contextmanager
-def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+def stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts. Gives a function that says whether one came."""
     received: list[int] = []
 

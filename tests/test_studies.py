@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from optuna import TrialPruned
 from rich.console import Console
 
+from sb3_td3x import experiment
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.curves import draw
@@ -216,6 +218,22 @@ class TestGoingOn:
         log = (StudyFolder.at(tmp_path).run(runs[0]) / "output.log").read_text()
         assert "Traceback" in log
         assert "no luck" in log
+
+
+class TestSearch:
+    def test_a_run_can_be_given_up_at_an_evaluation(self, tmp_path):
+        """As examples/search.py does with trials that fall behind."""
+
+        def give_up(evaluation):
+            raise TrialPruned
+
+        (run,) = study(tmp_path / "s.yml", seeds=[0])
+        prepared = experiment.prepare(attempt.experiment_of(run), tmp_path / "trial")
+        with pytest.raises(TrialPruned):
+            experiment.train(prepared, on_evaluation=give_up)
+        assert prepared.folder.scores()[0].tolist() == [200]
+        assert prepared.folder.best_model.exists()
+        assert not (tmp_path / "trial" / "lock").exists()
 
 
 class TestRunners:

@@ -56,6 +56,7 @@ docs: $(INSTALLED)
 # Hours on two cores: every speed and every run whose figures are not there yet
 bench: speed $(INSTALLED)
 	$(BIN)/python benchmarks/checkpoints.py
+	$(BIN)/python benchmarks/study.py
 	$(BIN)/python benchmarks/returns.py benchmarks/returns.yml
 
 # An hour: 500 kills, 2,000 damaged files, 200,000 updates instead of the tests' 8, 200 and 20,000

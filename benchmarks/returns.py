@@ -7,6 +7,7 @@ Usage: ``python benchmarks/returns.py FILE.yml [--jobs 2] [--ray ADDRESS] [--onl
 """
 
 import argparse
+import signal
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -93,6 +94,7 @@ def main() -> None:
     runs = [run for run in grid.read(args.file, (*attempt.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
     attempt.check([run for run in runs if run.algo == "td3x"], FOLDER)
     runner = runners.on_ray(args.ray) if args.ray else runners.local(args.jobs)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops as Ctrl-C does
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
     with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
         for outcome in outcomes:

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import connection
@@ -126,9 +127,11 @@ def _in_process(function: Function, run: StudyRun, sender: connection.Connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; when to stop, the study says
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        sender.send((function(run), ""))
+        ended = function(run), ""
     except Exception as error:
-        sender.send((False, _line(error)))
+        ended = False, _line(error)
+    with suppress(BrokenPipeError):  # the study was killed
+        sender.send(ended)
 
 
 def _end_with_parent() -> None:

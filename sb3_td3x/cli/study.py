@@ -64,7 +64,8 @@ def _runner(ray: str | None, jobs: int | None, threads: int) -> "Runner":
 
     if ray is not None:
         return runners.on_ray(ray, jobs, threads)
-    return runners.local(jobs or max(len(os.sched_getaffinity(0)) // threads, 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return runners.local(jobs or max(cores // threads, 1))
 
 
 def _report(console: Console, table: "RunsTable", summary: Path) -> None:

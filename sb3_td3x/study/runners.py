@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import connection
@@ -56,7 +56,8 @@ def local(jobs: int) -> Runner:
                 while waiting and len(running) < jobs:
                     run, (receiver, sender) = waiting.pop(0), context.Pipe(duplex=False)
                     process = context.Process(target=_in_process, args=(function, run, sender), name=run.name)
-                    process.start()
+                    with _without_ctrl_c():
+                        process.start()
                     sender.close()
                     running[process.sentinel] = run, process, receiver
                 for sentinel in connection.wait(list(running)):
@@ -122,9 +123,21 @@ def _outcome(run: StudyRun, reference: Any) -> Outcome:
         return Outcome(run, False, _line(error))
 
 
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A terminal sends Ctrl-C to every process; those started here ignore it: when a run stops, the study says."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _in_process(function: Function, run: StudyRun, sender: connection.Connection) -> None:
     """What a local run's process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; when to stop, the study says
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         ended = function(run), ""

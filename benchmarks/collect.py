@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from results import COLUMNS, RETURNS, versions
+from results import RETURNS, versions
 
 from sb3_td3x.rundir import RunDir
+from sb3_td3x.study.folder import COLUMNS
 
 
 def seconds_at(run: RunDir, steps: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from results import RETURNS, read
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
+STUDY = ROOT / "benchmarks" / "results" / "study.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
     "TD3X, preset default": ("td3x_default-compiled_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
@@ -93,6 +94,21 @@ def checkpoints_table() -> str:
     return "\n".join(lines)
 
 
+def study_table() -> str:
+    """What the engine of a study costs, as Markdown."""
+    facts = json.loads(STUDY.read_text())
+    middle = {name: float(np.median(values)) for name, values in facts["seconds"].items()}
+    lines = [f"| {facts['runs']} runs of {facts['steps']:,} steps | seconds | runs per hour | more than directly, per run |"]
+    lines.append("|---" * 4 + "|")
+    for name, seconds in middle.items():
+        # On two nodes each has half of the runs
+        own = middle["directly"] / (2 if name == "Ray, two nodes" else 1)
+        extra = f"{(seconds - own) / facts['runs']:.2f} s, {seconds / own - 1:.1%}"
+        lines.append(f"| {name} | {seconds:.1f} | {3600 * facts['runs'] / seconds:.0f} | {extra} |")
+    lines.append(f"\nTwo nodes make {middle['Ray, one node'] / middle['Ray, two nodes']:.2f} times the runs of one.")
+    return "\n".join(lines)
+
+
 def fill(page: Path, marker: str, text: str) -> None:
     """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
     before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
@@ -118,6 +134,8 @@ def main() -> None:
         fill(page, "walker table", walker_table())
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
+    if STUDY.exists():
+        fill(ROOT / "docs" / "scale.md", "study table", study_table())
     if film is not None:
         draw_film_strip(film, STATIC / "walker_film.png")
     print(walker_table())

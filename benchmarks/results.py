@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sb3_td3x.precision import processor
+from sb3_td3x.study.folder import COLUMNS
 
 RETURNS = Path(__file__).parent / "results" / "returns"
-COLUMNS = ["algo", "setting", "env", "seed", "timesteps", "mean_return", "std_return", "wall_seconds"]
 PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
 
 

@@ -16,7 +16,7 @@ COLOURS = ("#1f5fa8", "#c8501e", "#3a8a4d", "#7a4fa3", "#8a6d1f", "#b03060")
 
 def draw(runs: Sequence[RunDir], out: Path) -> None:
     """
-    One line per algorithm, preset and environment: the mean score over its runs, and a band around it.
+    One line per algorithm, setting and environment: the mean score over its runs, and a band around it.
 
     For one run the band is the spread over its evaluation episodes (one standard deviation); for several
     runs it is the 95 % bootstrap interval of the mean over runs.
@@ -57,8 +57,8 @@ def draw(runs: Sequence[RunDir], out: Path) -> None:
 
 def _label(run: RunDir) -> str:
     arguments = run.arguments()
-    preset = arguments.get("preset")  # rl-zoo3's own runs have none
-    return f"{arguments['algo'].upper()}{f' {preset}' if preset else ''}, {run.env_id}"
+    setting = arguments.get("setting") or arguments.get("preset")  # rl-zoo3's own runs have none
+    return f"{arguments['algo'].upper()}{f' {setting}' if setting else ''}, {run.env_id}"
 
 
 def _summary(scores: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

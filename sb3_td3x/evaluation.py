@@ -1,14 +1,19 @@
 """What a run does at every evaluation: keep the best model and its normalisation, redraw the curve, tell the caller."""
 
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
+from sb3_td3x.checkpoint import files
 from sb3_td3x.rundir import RunDir
+
+SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 
 
 def save_normalization(model: BaseAlgorithm, path: Path) -> None:
@@ -43,9 +48,36 @@ class SaveNormalization(BaseCallback):
 
 
 class Evaluation(EvalCallback):
-    """Also evaluates at the last step, and where a run is stopped before its first evaluation: it has a score then."""
+    """
+    Also evaluates at the last step, and where a run is stopped before its first evaluation: it has a score then.
 
-    resumable = ()
+    Keeps a table of the scores, ``scores.csv`` beside ``evaluations.npz``, with the seconds of training up to each.
+    """
+
+    resumable = ("seconds",)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.seconds: list[float] = []
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self.began = time.perf_counter() - (self.seconds[-1] if self.seconds else 0.0)
+        self._write_table()  # without what a lost process added after the checkpoint
+
+    def _on_step(self) -> bool:
+        goes_on = super()._on_step()
+        if len(self.evaluations_timesteps) > len(self.seconds):
+            self._write_table()
+        return goes_on
+
+    def _write_table(self) -> None:
+        missing = len(self.evaluations_timesteps) - len(self.seconds)
+        self.seconds += missing * [time.perf_counter() - self.began]
+        scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
+        rows = [f"{steps},{np.mean(one):.3f},{np.std(one):.3f},{seconds:.1f}" for steps, one, seconds in scores]
+        content = "\n".join([",".join(SCORE_COLUMNS), *rows, ""])
+        files.write(Path(str(self.log_path)).with_name("scores.csv"), content.encode())
 
     def _on_training_end(self) -> None:
         is_last = self.num_timesteps >= self.model._total_timesteps

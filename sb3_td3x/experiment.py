@@ -1,6 +1,5 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from sb3_td3x.checkpoint.lock import is_held
 from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.evaluation import AfterEvaluation, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.rundir import ALGORITHM, RunDir
-from sb3_td3x.settings import whole
+from sb3_td3x.settings import CHECKED, checked, whole
 from sb3_td3x.td3x import TD3X
 
 # rl-zoo3's names in args.yml, where they are not ours
@@ -47,6 +46,7 @@ class Experiment:
     :param save_freq: environment steps between two checkpoints
     :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down badly on a busy one
     :param out: folder that holds the runs
+    :param setting: name of what is tried, for plots and tables; ``None`` is the preset's name
     """
 
     env_id: str
@@ -61,6 +61,7 @@ class Experiment:
     device: str = "auto"
     threads: int = 1
     out: Path = Path("logs")
+    setting: str | None = None
 
     def hyperparameters(self) -> dict[str, Any]:
         """
@@ -106,30 +107,49 @@ class Run:
         return self.hyperparameters["n_timesteps"]
 
 
-def prepare(experiment: Experiment) -> Run:
+def check(experiment: Experiment) -> dict[str, Any]:
     """
-    Check every setting, then make the folder, the environments and the model. If that fails, no folder is left.
+    Check every setting that can be checked without making the environments.
 
+    :return: the hyper-parameters
     :raises ValueError: for anything that cannot be run, in one line that says what to change
-    :raises OSError: if the folder cannot be written
     """
     environments.require_registered(experiment.env_id)
     require_device(experiment.device)
     entry = experiment.hyperparameters()
-    for name in ("eval_freq", "eval_episodes", "save_freq"):
+    for name in ("eval_freq", "eval_episodes", "save_freq", "threads"):
         whole(name, getattr(experiment, name), minimum=1)
-    th.set_num_threads(whole("threads", experiment.threads, minimum=1))
-    folder = RunDir.create(experiment.out, experiment.env_id)
+    for name in entry.keys() & set(CHECKED):
+        checked(name, entry[name])
+    presets.model_arguments(entry)
+    return entry
+
+
+def prepare(experiment: Experiment, path: Path | None = None) -> Run:
+    """
+    Check every setting, then make the folder, the environments and the model. If that fails, no files are left.
+
+    :param path: the run's folder; what a run without a checkpoint left there is removed. ``None`` makes a new, numbered one
+    :raises ValueError: for anything that cannot be run, in one line that says what to change
+    :raises OSError: if the folder cannot be written
+    """
+    entry = check(experiment)
+    th.set_num_threads(experiment.threads)
+    folder = RunDir.create(experiment.out, experiment.env_id) if path is None else RunDir.at(path, experiment.env_id)
     with ExitStack() as resources:
+        resources.enter_context(RunLock(folder.path))
+        folder.require_no_run()
         try:
-            resources.enter_context(RunLock(folder.path))
+            folder.clear()
+            folder.write_settings(entry, _arguments(experiment))
             evaluation, env = _environments(resources, experiment, entry, folder)
             arguments = presets.model_arguments(entry, env.action_space.shape or ())
             model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **arguments)
-            folder.write_settings(entry, _arguments(experiment))
         except BaseException as error:
             resources.close()
-            shutil.rmtree(folder.path)
+            folder.clear()
+            if path is None:
+                folder.path.rmdir()
             if isinstance(error, Exception):
                 raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
             raise
@@ -228,7 +248,7 @@ def train(
     checkpoint = TD3XCheckpointCallback(max(run.experiment.save_freq // n_envs, 1), run.folder.checkpoints)
     with run.resources:
         try:
-            with _stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
+            with stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
                 run.model.learn(run.total, CallbackList([evaluation, *callbacks, checkpoint]), resume=run.is_resumed)
         finally:
             run.model.save(run.folder.last_model)
@@ -254,7 +274,7 @@ def require_device(device: str) -> None:
 
 
 @contextmanager
-def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+def stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts. Gives a function that says whether one came."""
     received: list[int] = []
 
@@ -339,4 +359,4 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
 
 def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that make one run another."""
-    return {name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs")}
+    return {name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs", "setting")}

@@ -1,6 +1,7 @@
 """The folder of one run, in rl-zoo3's layout, so that rl-zoo3's plotting and enjoy scripts read it."""
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 import yaml
 
 ALGORITHM = "td3x"
+LOG = "output.log"
+"""What a run of a study prints, attempt by attempt."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class RunDir:
         """
         parent = out / ALGORITHM
         parent.mkdir(parents=True, exist_ok=True)
-        safe = _file_name(env_id)
+        safe = file_name(env_id)
         taken = [
             int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))
         ]
@@ -44,9 +47,13 @@ class RunDir:
                 break
             except FileExistsError:
                 number += 1
-        run = cls(parent / f"{safe}_{number}", env_id)
-        run.settings.mkdir()
-        return run
+        return cls(parent / f"{safe}_{number}", env_id)
+
+    @classmethod
+    def at(cls, path: Path, env_id: str) -> "RunDir":
+        """A folder of one's own choice, made if needed."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path, env_id)
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
@@ -62,9 +69,9 @@ class RunDir:
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
         """The runs of an environment, by their numbers."""
-        parent, name = out / ALGORITHM, re.escape(_file_name(env_id))
+        parent, name = out / ALGORITHM, re.escape(file_name(env_id))
         numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := re.fullmatch(rf"{name}_(\d+)", path.name))]
-        return [cls(path, env_id) for _, path in sorted(numbered) if (path / _file_name(env_id) / "args.yml").exists()]
+        return [cls(path, env_id) for _, path in sorted(numbered) if (path / file_name(env_id) / "args.yml").exists()]
 
     @property
     def checkpoints(self) -> Path:
@@ -73,7 +80,7 @@ class RunDir:
 
     @property
     def settings(self) -> Path:
-        return self.path / _file_name(self.env_id)
+        return self.path / file_name(self.env_id)
 
     @property
     def config_file(self) -> Path:
@@ -95,6 +102,11 @@ class RunDir:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations.npz"
+
+    @property
+    def scores_table(self) -> Path:
+        """A line per evaluation, for people and tables."""
+        return self.path / "scores.csv"
 
     @property
     def best_model(self) -> Path:
@@ -123,8 +135,29 @@ class RunDir:
                 return candidate
         raise ValueError(f"{self.path} holds no model yet")
 
+    def clear(self) -> None:
+        """Remove everything but lock and log; the settings last, which tell that the rest is a run's."""
+        for path in sorted(self._content(), key=lambda one: one == self.settings):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def require_no_run(self) -> None:
+        """
+        :raises ValueError: unless the folder is empty or holds what is left of a run that never made a checkpoint
+        """
+        if any(self.checkpoints.glob("[!.]*/manifest.json")):
+            raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
+        if self._content() and not self.settings.exists():
+            raise ValueError(f"{self.path} holds other files than a run's: take another folder")
+
+    def _content(self) -> list[Path]:
+        return [path for path in self.path.iterdir() if path.name not in ("lock", LOG)]
+
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""
+        self.settings.mkdir(exist_ok=True)
         self.config_file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
         self.args_file.write_text(yaml.safe_dump(dict(arguments), sort_keys=False))
 
@@ -171,6 +204,6 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _file_name(env_id: str) -> str:
+def file_name(env_id: str) -> str:
     """A namespaced id such as ``ale/Pong`` or ``module:Env`` as one name."""
     return re.sub(r"[/:]", "-", env_id)

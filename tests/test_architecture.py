@@ -14,7 +14,8 @@ ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
     "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
     "loading", "resumable", "returned", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed", "cli", "__main__",
+    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed",
+    "study", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 300  # blocks and examples are run with this many steps instead of those they show
+FEWER = {"search.py": ["--trials", "2"]}
 
 
 def blocks(language):
@@ -63,7 +64,7 @@ def test_shown_commands_exist(code):
 def test_examples(path, tmp_path, monkeypatch):
     assert len(path.read_text().splitlines()) <= 40
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path), "--steps", str(STEPS)])
+    monkeypatch.setattr(sys, "argv", [str(path), "--steps", str(STEPS), *FEWER.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 

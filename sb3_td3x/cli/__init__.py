@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from sb3_td3x.cli import bench, enjoy, evaluate, plot, train
+from sb3_td3x.cli import bench, enjoy, evaluate, plot, study, train
 
 app = typer.Typer(
     help="Train, watch and compare TD3X agents.",
@@ -19,6 +19,7 @@ app.command("eval")(evaluate.command)
 app.command("enjoy")(enjoy.command)
 app.command("plot")(plot.command)
 app.command("bench")(bench.command)
+app.command("study")(study.command)
 
 
 def main() -> None:

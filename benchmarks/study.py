@@ -1,0 +1,87 @@
+"""
+What a study costs: the same runs directly one after another, in processes, and on Ray clusters of one and two one-core nodes.
+
+Usage: ``python benchmarks/study.py [--runs 8] [--steps 20000] [--repeats 3]`` on a quiet machine with two cores or more.
+Writes ``benchmarks/results/study.json``. The ways take turns. Starting a cluster is not counted; starting workers in it is.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch as th
+from ray.cluster_utils import Cluster
+from results import versions
+
+from sb3_td3x.study import attempt, driver, runners
+from sb3_td3x.study.folder import StudyFolder
+from sb3_td3x.study.grid import StudyRun
+from sb3_td3x.study.runners import Function, Outcome, Runner
+
+OUT = Path(__file__).parent / "results" / "study.json"
+
+
+def study(runs: int, steps: int) -> list[StudyRun]:
+    options = {"steps": steps, "eval_freq": steps // 4, "save_freq": steps // 4, "overrides": {"accelerate": "plain"}}
+    return [StudyRun("td3x", "default", "Pendulum-v1", seed, options) for seed in range(runs)]
+
+
+def directly(function: Function, runs: list[StudyRun]):
+    """The runner that nothing can beat: no engine."""
+    yield from (Outcome(run, function(run)) for run in runs)
+
+
+def seconds(runs: list[StudyRun], runner: Runner) -> float:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        began = time.perf_counter()
+        outcomes = list(driver.drive(runs, StudyFolder.at(Path(folder)), attempt.train_td3x, runner))
+        assert all(one.is_finished for one in outcomes), outcomes  # noqa: S101
+        return time.perf_counter() - began
+
+
+def on_nodes(runs: list[StudyRun], count: int) -> float:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(count):
+            cluster.add_node(num_cpus=1)
+        return seconds(runs, runners.on_ray(cluster.address))
+    finally:
+        cluster.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as the processes it is compared with
+    th.set_num_threads(1)
+    runs = study(args.runs, args.steps)
+    seconds(study(1, 400), directly)  # imports
+    ways = {
+        "directly": partial(seconds, runner=directly),
+        "processes, one at a time": partial(seconds, runner=runners.local(1)),
+        "Ray, one node": partial(on_nodes, count=1),
+        "Ray, two nodes": partial(on_nodes, count=2),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(args.repeats):
+        for name, way in ways.items():
+            taken[name].append(way(runs))
+            print(f"{name}: {args.runs} runs in {taken[name][-1]:.1f} s", flush=True)
+    facts = {"runs": args.runs, "steps": args.steps, "seconds": taken, "versions": versions()}
+    args.out.write_text(json.dumps(facts, indent=1) + "\n")
+    middle = {name: median(values) for name, values in taken.items()}
+    print(f"two nodes: {middle['Ray, one node'] / middle['Ray, two nodes']:.2f} times the runs of one")
+    print(f"the engine: {middle['Ray, one node'] / middle['directly'] - 1:.1%} more than the runs themselves")
+
+
+if __name__ == "__main__":
+    main()

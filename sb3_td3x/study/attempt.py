@@ -1,0 +1,119 @@
+"""One attempt at one run, on whichever machine: begin it, or go on where the last attempt left it."""
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import fields, replace
+from pathlib import Path
+
+import yaml
+
+from sb3_td3x import experiment
+from sb3_td3x.checkpoint import Store
+from sb3_td3x.checkpoint.lock import STALE_SECONDS, is_held
+from sb3_td3x.experiment import Experiment
+from sb3_td3x.rundir import LOG, RunDir
+from sb3_td3x.study.folder import StudyFolder
+from sb3_td3x.study.grid import StudyRun
+
+Train = Callable[[StudyRun, Path], bool]
+"""Begins the run in this folder or goes on with it; returns whether it reached its end."""
+
+OPTIONS = tuple(one.name for one in fields(Experiment) if one.name not in ("env_id", "seed", "setting", "out"))
+
+
+def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
+    """
+    Make a run, or what is left of it; does nothing if it is finished.
+
+    An attempt that was lost with its machine left a lock there; it counts as held until its heartbeat is a minute old, so this
+    one waits for that.
+
+    :return: whether the run is finished now; not if it was told to stop
+    """
+    path = folder.run(run)
+    path.mkdir(parents=True, exist_ok=True)
+    with _logged(path / LOG):
+        _wait_for(path / "lock")
+        if not folder.is_finished(run) and train(run, path):
+            folder.finish(run)
+    return folder.is_finished(run)
+
+
+def train_td3x(run: StudyRun, path: Path) -> bool:
+    """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
+    saved = Store(path / "checkpoint").checkpoints()
+    if saved and saved[-1].is_finished:
+        return True
+    if saved:
+        _require_same(run, path)
+    prepared = experiment.resume(RunDir.open(path)) if saved else experiment.prepare(experiment_of(run), path)
+    print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
+    return experiment.train(prepared)
+
+
+def experiment_of(run: StudyRun) -> Experiment:
+    """
+    A run of a study as an experiment. On the CPU unless the file says otherwise: its runs share a machine, a core each.
+
+    :raises ValueError: if ``overrides`` is no mapping
+    """
+    options = {"device": "cpu", **run.options}
+    overrides = options.pop("overrides", {})
+    if not isinstance(overrides, dict):
+        raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
+    assignments = tuple(f"{key}={_flow(value)}" for key, value in overrides.items())
+    return Experiment(run.env, seed=run.seed, setting=run.setting, overrides=assignments, **options)
+
+
+def check(runs: list[StudyRun], folder: StudyFolder) -> None:
+    """
+    Find what is wrong with any run before the first one starts.
+
+    :raises ValueError: naming the run, for a setting that cannot be, or one that differs from what the run was begun with
+    """
+    for run in runs:
+        try:
+            experiment.check(experiment_of(run))
+            if Store(folder.run(run) / "checkpoint").checkpoints():
+                _require_same(run, folder.run(run))
+        except ValueError as error:
+            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
+
+
+def _require_same(run: StudyRun, path: Path) -> None:
+    begun = Experiment.of_arguments(RunDir.open(path))
+    wanted = replace(experiment_of(run), out=begun.out)
+    for one in fields(Experiment):
+        was, is_now = getattr(begun, one.name), getattr(wanted, one.name)
+        if was != is_now:
+            raise ValueError(
+                f"{path} was begun with {one.name} {was}, not {is_now}: take another --out, or remove that folder"
+            )
+
+
+def _flow(value: object) -> str:
+    """YAML on one line, as ``--set`` takes it."""
+    return yaml.safe_dump([value], default_flow_style=True, width=float("inf")).strip()[1:-1]
+
+
+def _wait_for(lock: Path) -> None:
+    """Wait until a writer that may be dead is known to be; one that lives is refused by its lock afterwards."""
+    deadline = time.monotonic() + 2 * STALE_SECONDS
+    while is_held(lock) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What is printed goes to a file, a traceback too: the terminal belongs to the table of runs."""
+    with path.open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
+        try:
+            yield
+        except Exception:
+            traceback.print_exc()
+            raise

@@ -1,0 +1,159 @@
+"""
+Where runs are made: processes on this machine, or a Ray cluster.
+
+A runner takes a function, which makes one run and returns whether it is finished, and the runs. It gives an outcome as each
+run ends. A run whose process or machine is lost is made again. Closing it tells the runs under way to stop and waits for them.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import connection
+from typing import Any
+
+from sb3_td3x.errors import EnvironmentDiedError
+from sb3_td3x.study.grid import StudyRun
+
+RETRIES = 5
+"""Times that a run's process or machine may be lost."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    How an attempt ended.
+
+    :param run: the run
+    :param is_finished: whether it reached its end
+    :param error: what went wrong, in a line; empty for a run that is finished or was stopped
+    """
+
+    run: StudyRun
+    is_finished: bool
+    error: str = ""
+
+
+Function = Callable[[StudyRun], bool]
+Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
+
+
+def local(jobs: int) -> Runner:
+    """:param jobs: runs at a time, a process each"""
+
+    def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
+        context = multiprocessing.get_context("spawn")
+        waiting, lost = list(runs), Counter[StudyRun]()
+        running: dict[Any, tuple[StudyRun, Any, connection.Connection]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run, (receiver, sender) = waiting.pop(0), context.Pipe(duplex=False)
+                    process = context.Process(target=_in_process, args=(function, run, sender), name=run.name)
+                    with _without_ctrl_c():
+                        process.start()
+                    sender.close()
+                    running[process.sentinel] = run, process, receiver
+                for sentinel in connection.wait(list(running)):
+                    run, process, receiver = running.pop(sentinel)
+                    process.join()
+                    try:
+                        yield Outcome(run, *receiver.recv())
+                    except EOFError:  # it was killed
+                        lost[run] += 1
+                        if lost[run] > RETRIES:
+                            yield Outcome(run, False, f"its process ended {lost[run]} times, at last with {process.exitcode}")
+                        else:
+                            waiting.insert(0, run)
+        finally:
+            for _, process, _ in running.values():
+                process.terminate()
+            for _, process, _ in running.values():
+                process.join()
+
+    return runner
+
+
+def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
+    """
+    :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
+    :param jobs: cores of a local cluster; ``None`` takes all. A running one has its own
+    :param threads: cores that a run takes
+    :raises ValueError: if Ray is not installed
+    """
+    if find_spec("ray") is None:
+        raise ValueError('studies on Ray need the extra "ray": pip install "sb3-td3x[ray]"')
+    if jobs is not None and address != "local":
+        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time, its cores decide")
+
+    def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
+        import ray
+
+        own: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+        with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own):
+            options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
+            task: Any = ray.remote(**options)(lambda run: function(run))
+            pending = {task.remote(run): run for run in runs}
+            try:
+                while pending:
+                    (done,), _ = ray.wait(list(pending))
+                    yield _outcome(pending.pop(done), done)
+            finally:
+                for reference in pending:
+                    ray.cancel(reference)  # reaches the run as a Ctrl-C
+                ray.wait(list(pending), num_returns=len(pending))
+
+    return runner
+
+
+def _outcome(run: StudyRun, reference: Any) -> Outcome:
+    import ray
+
+    try:
+        return Outcome(run, ray.get(reference))
+    except ray.exceptions.RayTaskError as error:
+        return Outcome(run, False, _line(error.cause))
+    except ray.exceptions.RayError as error:  # the machine was lost too often
+        return Outcome(run, False, _line(error))
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A terminal sends Ctrl-C to every process; those started here ignore it: when a run stops, the study says."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _in_process(function: Function, run: StudyRun, sender: connection.Connection) -> None:
+    """What a local run's process does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        ended = function(run), ""
+    except Exception as error:
+        ended = False, _line(error)
+    with suppress(BrokenPipeError):  # the study was killed
+        sender.send(ended)
+
+
+def _end_with_parent() -> None:
+    """Stop as for SIGTERM, with a checkpoint, when the study itself is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__

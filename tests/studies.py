@@ -1,0 +1,90 @@
+"""What the tests of studies share: a short study, and a runner that makes runs in this process."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+import yaml
+from ray.cluster_utils import Cluster
+
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
+from sb3_td3x.study import attempt, driver, grid
+from sb3_td3x.study.folder import StudyFolder
+from sb3_td3x.study.runners import Outcome
+
+SHORT = {
+    "steps": 450,
+    "eval_freq": 200,
+    "eval_episodes": 1,
+    "save_freq": 100,
+    "envs": ["Pendulum-v1"],
+    "seeds": [0, 1],
+    "overrides": {"policy_kwargs": {"net_arch": [8]}, "learning_starts": 50, "batch_size": 8, "buffer_size": 1000},
+    "runs": [{"setting": "default"}],
+}
+
+
+def study(path, **changes):
+    """Write a study file and read it."""
+    path.write_text(yaml.safe_dump({**SHORT, **changes}))
+    return grid.read(path, attempt.OPTIONS)
+
+
+def here(function, runs):
+    """A runner without processes."""
+    for run in runs:
+        try:
+            yield Outcome(run, function(run))
+        except Exception as error:
+            yield Outcome(run, False, str(error))
+
+
+def made(runs, path, runner=here, train=attempt.train_td3x):
+    """Make the runs of a study in ``path``; its outcomes by name."""
+    return {one.run.name: one for one in driver.drive(runs, StudyFolder.at(path), train, runner)}
+
+
+def saved_steps(path, run):
+    """Steps of a run's checkpoints."""
+    return [one.steps for one in Store(StudyFolder.at(path).run(run) / "checkpoint").checkpoints()]
+
+
+def resumed_at(path, run):
+    """Where a run was gone on with, according to its last checkpoint."""
+    last = Store(StudyFolder.at(path).run(run) / "checkpoint").checkpoints()[-1]
+    return [one["steps"] for one in last.manifest["resumed"]]
+
+
+def tables(path):
+    """Every run's scores without the seconds."""
+    return {
+        one.name: [line.rpartition(",")[0] for line in one.read_text().splitlines()] for one in (path / "returns").iterdir()
+    }
+
+
+def train_and_be_killed(run, path):
+    """Trains, but its first attempt is killed after the checkpoint of 200 steps."""
+    save = TD3XCheckpointCallback._save
+    is_first = not (path / "checkpoint").exists()
+
+    def save_and_be_killed(callback):
+        save(callback)
+        if is_first and callback.model.num_timesteps >= 200:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    TD3XCheckpointCallback._save = save_and_be_killed
+    try:
+        return attempt.train_td3x(run, path)
+    finally:
+        TD3XCheckpointCallback._save = save
+
+
+@contextmanager
+def nodes(*cores):
+    """A Ray cluster on this machine with a node of so many cores each; gives the cluster and its nodes."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # other tests run beside it
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield cluster, [cluster.add_node(num_cpus=number) for number in cores]
+    finally:
+        cluster.shutdown()

@@ -1,0 +1,263 @@
+"""``td3x study``: what a file stands for, what is wrong with one, what it leaves behind, and that nothing is done twice."""
+
+import csv
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from optuna import TrialPruned
+from rich.console import Console
+
+from sb3_td3x import experiment
+from sb3_td3x.checkpoint import TD3XCheckpointCallback
+from sb3_td3x.cli.study import RunsTable
+from sb3_td3x.curves import draw
+from sb3_td3x.rundir import RunDir
+from sb3_td3x.study import attempt, grid, runners
+from sb3_td3x.study.folder import COLUMNS, StudyFolder
+from sb3_td3x.study.runners import Outcome
+from sb3_td3x.study.watch import progress
+from tests.studies import SHORT, made, nodes, saved_steps, study, tables
+from tests.test_command_line import called, td3x
+
+GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
+
+
+class TestFile:
+    def test_stands_for_every_setting_environment_and_seed(self, tmp_path):
+        runs = study(tmp_path / "s.yml", **GRID)
+        assert [(run.setting, run.env, run.seed) for run in runs] == [
+            (setting, env, seed) for setting in ("default", "slow") for env in GRID["envs"] for seed in (0, 1)
+        ]
+        assert runs[0].name == "td3x_default_Pendulum-v1_s0"
+
+    def test_a_settings_own_keys_win_and_its_overrides_are_added(self, tmp_path):
+        own = {"setting": "one", "seeds": [7], "steps": 10, "overrides": {"batch_size": 4, "tau": 0.1}}
+        (run,) = study(tmp_path / "s.yml", overrides={"batch_size": 8, "gamma": 0.9}, runs=[own])
+        assert (run.seed, run.options["steps"]) == (7, 10)
+        assert run.options["overrides"] == {"batch_size": 4, "gamma": 0.9, "tau": 0.1}
+        assert run.options["save_freq"] == SHORT["save_freq"]
+
+    def test_overrides_are_the_settings_of_the_run(self, tmp_path):
+        written = "{learning_rate: 7e-4, policy_kwargs: {net_arch: [64, 32], activation_fn: ELU}, train_freq: [1, episode]}"
+        (run,) = study(tmp_path / "s.yml", seeds=[3], overrides=yaml.safe_load(written))
+        entry = attempt.experiment_of(run).hyperparameters()
+        assert entry["learning_rate"] == 7e-4
+        assert entry["policy_kwargs"] == {"net_arch": [64, 32], "activation_fn": "ELU"}
+        assert entry["train_freq"] == [1, "episode"]
+
+    def test_the_baselines_file_is_a_study_file(self):
+        path = Path(__file__).parent.parent / "benchmarks" / "returns.yml"
+        runs = grid.read(path, (*attempt.OPTIONS, "arguments", "noise_std"), ("td3x", "sb3_td3", "sb3_tqc"))
+        assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in [run.name for run in runs]
+
+    @pytest.mark.parametrize(
+        ("changes", "complaint"),
+        [
+            ({"runs": None}, "runs must be a list of settings"),
+            ({"runs": [{"setting": "a/b"}]}, "setting must be a name of letters"),
+            ({"runs": [{"setting": "a"}, {"setting": "a"}]}, "two runs are named td3x_a_Pendulum-v1_s0"),
+            ({"runs": [{"setting": "a", "sede": [1]}]}, "runs, a: there is no key 'sede': did you mean seeds?"),
+            ({"runs": [{"threads": 2}]}, "threads holds for the whole study"),
+            ({"runs": [{"algo": "ddpg"}]}, "algo can be td3x, not 'ddpg'"),
+            ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
+            ({"envs": "Pendulum-v1"}, "envs must be a list"),
+            ({"envs": [3]}, "envs must be names of environments, not 3"),
+            ({"seeds": []}, "seeds must be a list"),
+            ({"seeds": [0.5]}, "seeds must be a whole number, not 0.5"),
+            ({"seeds": [-1]}, "seeds must be at least 0"),
+            ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),
+            ({"overrides": [1]}, "overrides must be a mapping"),
+            ({"overrides": {"bach_size": 3}}, "there is no setting 'bach_size': did you mean batch_size"),
+            ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
+            ({"overrides": {"policy_kwargs": {"activation_fn": "os.system"}}}, "activation_fn can be ReLU"),
+            ({"preset": "best"}, "there is no preset 'best'"),
+            ({"steps": "many"}, "steps must be a finite number"),
+            ({"save_freq": 0}, "save_freq must be at least 1"),
+            ({"threads": 0}, "threads must be at least 1"),
+            ({"device": "tpu"}, "there is no device 'tpu'"),
+        ],
+    )
+    def test_what_is_wrong_is_one_line_that_names_file_and_key(self, changes, complaint, tmp_path, monkeypatch, capfd):
+        path = tmp_path / "bad.yml"
+        path.write_text(yaml.safe_dump({**SHORT, **changes}))
+        code, printed = called(monkeypatch, capfd, "study", path, "--out", tmp_path / "out")
+        assert code == 2
+        assert printed.startswith(f"error: {path}: ")
+        assert complaint in printed
+        assert printed.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("content", ["", "- 1", "a: [", "!!python/object/apply:os.getcwd []", None])
+    def test_what_is_no_study_file_is_said_in_one_line(self, content, tmp_path, monkeypatch, capfd):
+        if content is not None:
+            (tmp_path / "bad.yml").write_text(content)
+        code, printed = called(monkeypatch, capfd, "study", tmp_path / "bad.yml")
+        assert (code, printed.count("\n")) == (2, 1)
+
+    def test_options_of_one_runner_are_refused_by_the_other(self):
+        with pytest.raises(ValueError, match="--jobs is for this machine"):
+            runners.on_ray("auto", jobs=2)
+
+    def test_ray_without_the_extra_says_what_to_install(self, monkeypatch):
+        monkeypatch.setattr(runners, "find_spec", lambda name: None)
+        with pytest.raises(ValueError, match=r"sb3-td3x\[ray\]"):
+            runners.on_ray("local")
+
+
+class TestResults:
+    @pytest.fixture(scope="class")
+    def finished(self, tmp_path_factory):
+        path = tmp_path_factory.mktemp("study")
+        runs = study(path / "s.yml", runs=[{"setting": "default"}, {"setting": "slow", "overrides": {"learning_rate": 1e-5}}])
+        return path, runs, made(runs, path)
+
+    def test_every_run_has_a_table_of_its_scores(self, finished):
+        path, runs, outcomes = finished
+        assert all(one.is_finished for one in outcomes.values())
+        for run in runs:
+            rows = list(csv.DictReader((path / "returns" / f"{run.name}.csv").read_text().splitlines()))
+            steps, returns = RunDir.open(StudyFolder.at(path).run(run)).scores()
+            assert tuple(rows[0]) == COLUMNS
+            assert [int(row["timesteps"]) for row in rows] == steps.tolist() == [200, 400, 450]
+            assert [float(row["mean_return"]) for row in rows] == pytest.approx(returns.mean(axis=1), abs=1e-3)
+            seconds = [float(row["wall_seconds"]) for row in rows]
+            assert seconds == sorted(seconds)
+            assert {(row["setting"], row["env"], row["seed"]) for row in rows} == {(run.setting, run.env, str(run.seed))}
+
+    def test_the_summary_has_each_runs_last_score(self, finished):
+        path, runs, _ = finished
+        StudyFolder.at(path).write_summary(runs, path / "summary.csv")
+        rows = (path / "summary.csv").read_text().splitlines()
+        assert rows[0] == ",".join(COLUMNS)
+        assert rows[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
+
+    def test_a_finished_run_is_never_repeated(self, finished):
+        path, runs, _ = finished
+        assert made(runs, path) == {}
+
+    def test_a_run_whose_end_was_not_noted_is_not_repeated_either(self, finished):
+        path, runs, _ = finished
+        table = StudyFolder.at(path).table(runs[0])
+        content = table.read_text()
+        table.unlink()
+        assert list(made(runs, path)) == [runs[0].name]
+        assert table.read_text() == content
+
+    def test_plots_have_a_line_per_setting(self, finished, tmp_path, monkeypatch):
+        path, runs, _ = finished
+        labels = []
+        monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, *values, label, **style: labels.append(label))
+        draw([RunDir.open(StudyFolder.at(path).run(run)) for run in runs], tmp_path / "curve.png")
+        assert labels == [f"TD3X {setting}, Pendulum-v1, mean of 2 runs" for setting in ("default", "slow")]
+
+    def test_the_table_shows_states_steps_and_scores(self, finished):
+        path, runs, _ = finished
+        table = RunsTable([*runs, *study(path / "more.yml", seeds=[8, 9])], StudyFolder.at(path))
+        failed = table.runs[-1]
+        table.outcomes[failed] = Outcome(failed, False, "no luck")
+        console = Console(width=100, file=io.StringIO())
+        console.print(table.render())
+        printed = console.file.getvalue()
+        assert printed.startswith("1 failed, 1 waiting, 4 done")
+        assert printed.count("450/450") == 4
+        assert table.line(Outcome(failed, False, "no luck")).endswith("failed at 0 of 450 steps, no score yet")
+
+
+class TestGoingOn:
+    def test_a_stopped_run_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        stop_after(monkeypatch, 250)
+        assert not made(runs, tmp_path)[run.name].is_finished
+        assert saved_steps(tmp_path, run)[-1] == 250
+        found = progress(run, StudyFolder.at(tmp_path))
+        assert (found.state, found.steps) == ("stopped", 250)
+        monkeypatch.undo()
+        assert made(runs, tmp_path)[run.name].is_finished
+        log = (StudyFolder.at(tmp_path).run(run) / "output.log").read_text()
+        assert "at step 0 of 450" in log
+        assert "at step 250 of 450" in log
+
+    def test_what_was_left_before_the_first_checkpoint_is_begun_anew(self, tmp_path):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"
+        remains.mkdir(parents=True)
+        (remains.parent / "progress.csv").write_text("a,b\n1,2\n")
+        assert made(runs, tmp_path)[run.name].is_finished
+        assert "a,b" not in (remains.parent / "progress.csv").read_text()
+
+    def test_other_files_in_the_folder_are_left_alone(self, tmp_path):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        precious = StudyFolder.at(tmp_path).run(run) / "thesis.txt"
+        precious.parent.mkdir(parents=True)
+        precious.write_text("years of work")
+        assert "holds other files than a run's" in made(runs, tmp_path)[run.name].error
+        assert precious.read_text() == "years of work"
+
+    def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        stop_after(monkeypatch, 120)
+        made(runs, tmp_path)
+        changed = study(tmp_path / "s.yml", seeds=[0], steps=900)
+        with pytest.raises(ValueError, match=f"{run.name} was begun with steps 450, not 900"):
+            attempt.check(changed, StudyFolder.at(tmp_path))
+
+    def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
+        def train(run, path):
+            if run.seed == 0:
+                raise ValueError("seed 0 brings no luck")
+            return attempt.train_td3x(run, path)
+
+        runs = study(tmp_path / "s.yml")
+        outcomes = made(runs, tmp_path, train=train)
+        assert outcomes[runs[0].name].error == "seed 0 brings no luck"
+        assert outcomes[runs[1].name].is_finished
+        log = (StudyFolder.at(tmp_path).run(runs[0]) / "output.log").read_text()
+        assert "Traceback" in log
+        assert "no luck" in log
+
+
+class TestSearch:
+    def test_a_run_can_be_given_up_at_an_evaluation(self, tmp_path):
+        """As examples/search.py does with trials that fall behind."""
+
+        def give_up(evaluation):
+            raise TrialPruned
+
+        (run,) = study(tmp_path / "s.yml", seeds=[0])
+        prepared = experiment.prepare(attempt.experiment_of(run), tmp_path / "trial")
+        with pytest.raises(TrialPruned):
+            experiment.train(prepared, on_evaluation=give_up)
+        assert prepared.folder.scores()[0].tolist() == [200]
+        assert prepared.folder.best_model.exists()
+        assert not (tmp_path / "trial" / "lock").exists()
+
+
+class TestRunners:
+    def test_one_machine_and_a_cluster_of_two_nodes_give_the_same_scores(self, tmp_path):
+        """Two environments, two seeds, two settings: bit for bit, from one file."""
+        slow = {"setting": "slow", "overrides": {"learning_rate": 1e-5}}
+        runs = study(tmp_path / "s.yml", steps=250, envs=GRID["envs"], runs=[{"setting": "default"}, slow])
+        printed = td3x("study", tmp_path / "s.yml", "--jobs", 2, "--out", tmp_path / "local")
+        assert "8 of 8 runs are done" in printed
+        with nodes(1, 1) as (cluster, _):
+            outcomes = made(runs, tmp_path / "ray", runners.on_ray(cluster.address))
+        assert all(one.is_finished for one in outcomes.values())
+        assert tables(tmp_path / "local") == tables(tmp_path / "ray")
+        assert len(tables(tmp_path / "ray")) == 8
+        assert (tmp_path / "local" / "summary.csv").exists()
+
+
+def stop_after(monkeypatch, steps):
+    """Let a Ctrl-C come at this step."""
+    on_step = TD3XCheckpointCallback._on_step
+
+    def interrupted(callback):
+        if callback.num_timesteps == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return on_step(callback)
+
+    monkeypatch.setattr(TD3XCheckpointCallback, "_on_step", interrupted)

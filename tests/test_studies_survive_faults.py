@@ -1,0 +1,166 @@
+"""A study whose processes, machines or driver are killed ends as if they had not been: no run is lost, none begins again."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from sb3_td3x.checkpoint import RunLock, lock
+from sb3_td3x.checkpoint.lock import is_held
+from sb3_td3x.errors import RunLockedError
+from sb3_td3x.study import attempt, runners
+from sb3_td3x.study.folder import StudyFolder
+from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
+from tests.test_command_line import called, start, td3x
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def attempts(path, run):
+    """The step that each attempt began at."""
+    log = StudyFolder.at(path).run(run) / "output.log"
+    return [int(step.replace(",", "")) for step in re.findall(r"at step ([\d,]+) of", log.read_text())] if log.exists() else []
+
+
+class TestWorkers:
+    @pytest.fixture(scope="class")
+    def whole(self, tmp_path_factory):
+        """A study that nobody disturbs."""
+        path = tmp_path_factory.mktemp("whole")
+        made(study(path / "s.yml"), path)
+        return tables(path)
+
+    def test_a_killed_process_is_replaced_and_its_run_goes_on_exactly(self, whole, tmp_path):
+        self.check(whole, tmp_path, runners.local(2))
+
+    def test_a_killed_ray_worker_is_replaced_and_its_run_goes_on_exactly(self, whole, tmp_path):
+        with nodes(2) as (cluster, _):
+            self.check(whole, tmp_path, runners.on_ray(cluster.address))
+
+    def check(self, whole, path, runner):
+        runs = study(path / "s.yml")
+        outcomes = made(runs, path, runner, train_and_be_killed)
+        assert all(one.is_finished for one in outcomes.values())
+        assert [attempts(path, run) for run in runs] == [[0, 200]] * 2
+        assert tables(path) == whole
+
+    def test_a_process_that_is_killed_again_and_again_is_given_up(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(runners, "RETRIES", 1)
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
+        assert outcome.error == "its process ended 2 times, at last with -9"
+
+
+def killed(run, path):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TestNodes:
+    def test_a_node_is_lost_and_its_runs_go_on_from_their_checkpoints_on_another(self, tmp_path):
+        runs = study(tmp_path / "s.yml", seeds=list(range(8)), steps=900)
+        before = {}
+
+        def lose(cluster, node):
+            wait_until(lambda: sum(saved_steps(tmp_path, run)[-1:] > [100] for run in runs) >= 4)
+            before.update({run: saved_steps(tmp_path, run)[-1:] for run in runs})
+            cluster.remove_node(node, allow_graceful=False)
+
+        with nodes(2, 2) as (cluster, (_, second)):
+            loss = threading.Thread(target=lose, args=(cluster, second))
+            loss.start()
+            outcomes = made(runs, tmp_path, runners.on_ray(cluster.address))
+            loss.join()
+        assert all(one.is_finished for one in outcomes.values())
+        assert len(outcomes) == 8
+        disturbed = [run for run in runs if len(attempts(tmp_path, run)) > 1]
+        assert disturbed
+        for run in disturbed:
+            assert attempts(tmp_path, run)[-1] >= max(before[run], default=0)
+        assert any(resumed_at(tmp_path, run) for run in disturbed)
+
+    def test_the_lock_of_a_lost_machine_is_waited_for(self, tmp_path):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        folder = StudyFolder.at(tmp_path).run(run)
+        folder.mkdir(parents=True)
+        (folder / "lock").write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "left"}))
+        os.utime(folder / "lock", times=(time.time() - lock.STALE_SECONDS + 2,) * 2)
+        assert is_held(folder / "lock")
+        assert made(runs, tmp_path)[run.name].is_finished
+
+
+class TestDrivers:
+    def test_two_on_one_study_are_refused(self, tmp_path, monkeypatch, capfd):
+        runs = study(tmp_path / "s.yml")
+        folder = StudyFolder.at(tmp_path / "out")
+        folder.runs.mkdir(parents=True)
+        with RunLock(folder.runs):
+            code, printed = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--out", tmp_path / "out")
+            with pytest.raises(RunLockedError):
+                made(runs, tmp_path / "out")
+        assert code == 2
+        assert f"is being written by process {os.getpid()}" in printed
+
+    def test_ctrl_c_then_a_kill_then_the_same_command_finishes(self, tmp_path):
+        runs = study(tmp_path / "s.yml", steps=2500)
+        out = tmp_path / "out"
+        command = ("study", tmp_path / "s.yml", "--jobs", 2, "--out", out)
+
+        def started_until(steps):
+            process = start(*command, stdout=-1, stderr=-2)
+            wait_until(lambda: all(saved_steps(out, run)[-1:] >= [steps] for run in runs))
+            return process
+
+        process = started_until(200)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "stopped; runs under way have saved a checkpoint" in printed
+        stopped_at = [saved_steps(out, run)[-1] for run in runs]
+        assert not any(is_held(StudyFolder.at(out).run(run) / "lock") for run in runs)
+
+        process = started_until(max(stopped_at) + 200)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert "2 of 2 runs are done" in td3x(*command)
+        for run, stopped in zip(runs, stopped_at, strict=True):
+            first, second, third = attempts(out, run)
+            assert (first, second) == (0, stopped)
+            assert third > stopped
+        assert "2 of them done before" in td3x(*command)
+        assert all(len(attempts(out, run)) == 3 for run in runs)
+
+
+@pytest.mark.skipif(os.environ.get("TD3X_SOAK") != "1", reason="minutes: make soak")
+def test_many_kills_of_workers_and_nodes(tmp_path):
+    """Every few seconds a worker or a node is lost, and a new node joins."""
+    runs = study(tmp_path / "s.yml", seeds=list(range(8)), steps=4000)
+    is_over = threading.Event()
+
+    def disturb(cluster, node):
+        while not is_over.wait(8):
+            cluster.remove_node(node, allow_graceful=False)
+            node = cluster.add_node(num_cpus=1)
+
+    with nodes(1, 1) as (cluster, (_, second)):
+        thread = threading.Thread(target=disturb, args=(cluster, second))
+        thread.start()
+        outcomes = {}
+        try:
+            for _ in range(10):  # a run may lose its node more often than a task is retried
+                outcomes.update(made(runs, tmp_path, runners.on_ray(cluster.address), attempt.train_td3x))
+        finally:
+            is_over.set()
+            thread.join()
+    assert all(one.is_finished for one in outcomes.values())
+    for run in runs:
+        began = attempts(tmp_path, run)
+        assert began == sorted(began)

@@ -204,7 +204,7 @@ def _kept(buffer: ReplayBuffer, previous: dict[str, Any], new_rows: int) -> list
     kept = [one for one in previous["segments"] if one["last"] > oldest]
     for one in kept:
         found = _fingerprints(buffer, one["first"], one["last"], oldest)
-        if any(one["prints"][place] != found[place] for place in found):
+        if not found.items() <= dict(enumerate(one.get("prints", ()))).items():
             return []
     return kept
 

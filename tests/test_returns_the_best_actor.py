@@ -129,7 +129,7 @@ def test_predict_follows_the_switch_and_evaluations_with_it():
 
 
 def test_an_eval_callback_measures_it_and_its_best_model_acts_with_it(tmp_path):
-    evaluation = EvalCallback(Monitor(LineEnv()), eval_freq=50, n_eval_episodes=2, best_model_save_path=tmp_path, verbose=0)
+    evaluation = EvalCallback(Monitor(LineEnv()), eval_freq=120, n_eval_episodes=2, best_model_save_path=tmp_path, verbose=0)
     trained(watch=evaluation, predict_with="best", steps=150)
     loaded = TD3X.load(tmp_path / "best_model")
     assert loaded.predict_with == "best"

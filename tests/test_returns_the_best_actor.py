@@ -49,17 +49,16 @@ class Episodes(BaseCallback):
         return True
 
 
-def trained(env=None, steps=200, watch=None, **kwargs):
+def trained(env=None, steps=120, watch=None, **kwargs):
     arguments = {"best_actor_window": 3, "learning_starts": 30, "learning_rate": 1e-2, **kwargs}
     return model(env or Monitor(LineEnv()), **arguments).learn(steps, watch)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 100])
-@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize(("window", "n_envs"), [(1, 1), (2, 1), (3, 3), (4, 3), (1, 3), (100, 1)])
 def test_it_is_the_slow_twins_choice(window, n_envs):
     watch = Episodes(learning_starts=30)
     env = DummyVecEnv([lambda length=length: Monitor(LineEnv(length=length)) for length in (20, 7, 20)[:n_envs]])
-    algorithm = trained(env, 300, watch, best_actor_window=window, gradient_steps=-1)
+    algorithm = trained(env, 200, watch, best_actor_window=window, gradient_steps=-1)
     score, actor = best_window(watch.ended, window)
     assert algorithm.best_actor_return == pytest.approx(score, abs=1e-5)  # Monitor rounds
     if actor is None:
@@ -99,7 +98,7 @@ def test_an_episode_that_began_at_random_is_no_evidence():
 )
 def test_learning_is_the_same_bit_for_bit(kwargs):
     runs = []
-    for extra in ({"best_actor_window": None}, {}, {"predict_with": "best"}):
+    for extra in ({"best_actor_window": None}, {"predict_with": "best"}):
         random.seed(0)
         algorithm = trained(batch_size=8, **kwargs, **extra)
         runs.append((algorithm, th.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
@@ -130,8 +129,8 @@ def test_predict_follows_the_switch_and_evaluations_with_it():
 
 
 def test_an_eval_callback_measures_it_and_its_best_model_acts_with_it(tmp_path):
-    evaluation = EvalCallback(Monitor(LineEnv()), eval_freq=50, n_eval_episodes=2, best_model_save_path=tmp_path, verbose=0)
-    trained(watch=evaluation, predict_with="best", steps=300)
+    evaluation = EvalCallback(Monitor(LineEnv()), eval_freq=120, n_eval_episodes=2, best_model_save_path=tmp_path, verbose=0)
+    trained(watch=evaluation, predict_with="best", steps=150)
     loaded = TD3X.load(tmp_path / "best_model")
     assert loaded.predict_with == "best"
     assert np.array_equal(loaded.predict(OBSERVATIONS)[0], loaded.best_actor.predict(OBSERVATIONS)[0])

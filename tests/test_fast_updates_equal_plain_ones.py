@@ -4,9 +4,7 @@ The compiled path makes the plain path's updates up to rounding, whatever the po
 Compiling takes seconds per program, so the cases share their shapes wherever they can.
 """
 
-import contextlib
 import copy
-import json
 import random
 
 import cloudpickle
@@ -19,8 +17,9 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x import TD3X, NonFiniteError, accelerate, precision
-from sb3_td3x.accelerate import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
+from sb3_td3x import TD3X, NonFiniteError, accelerate
+from sb3_td3x.accelerate import CannotAccelerate, FastUpdate, choose
+from tests.paths import assert_equal, noise, optimiser_states, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 pytestmark = pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
@@ -46,49 +45,6 @@ class DropoutExtractor(FlattenExtractor):
 class BranchingExtractor(FlattenExtractor):
     def forward(self, observations):
         return super().forward(observations * 2 if observations.mean() > 0 else observations)
-
-
-def noise(seed, size=8, dtype=th.float32):
-    return th.randn(size, 1, generator=th.Generator().manual_seed(seed)).to(dtype)
-
-
-def ready(path, **kwargs):
-    return without_output(model(accelerate=path, batch_size=8, **kwargs))
-
-
-def pair(**kwargs):
-    return ready("plain", **kwargs), ready("compiled", **kwargs)
-
-
-def train(algorithm, batches, first=0, **kwargs):
-    batches = list(batches)
-    feed(algorithm, batches, [noise(first + index, len(batch.rewards)) for index, batch in enumerate(batches)])
-    for batch in batches:
-        algorithm.train(1, len(batch.rewards))
-
-
-def optimiser_states(algorithm):
-    return {
-        f"{name} {index} {key}": value.clone()
-        for name in ("actor", "critic")
-        for index, state in getattr(algorithm, name).optimizer.state_dict()["state"].items()
-        for key, value in state.items()
-    }
-
-
-def assert_equal(plain, compiled, rtol=1e-5, atol=1e-7):
-    for left, right in ((weights(plain), weights(compiled)), (optimiser_states(plain), optimiser_states(compiled))):
-        assert left.keys() <= right.keys()
-        # Moments that no gradient has reached yet are zeros on the compiled path and absent on the plain one
-        left = {name: left.get(name, th.zeros_like(value)) for name, value in right.items()}
-        for name in left:
-            th.testing.assert_close(
-                right[name], left[name], rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
-            )
-
-
-def programs(algorithm):
-    return algorithm._update_maker().programs_made
 
 
 def test_equal_after_one_update_and_bounded_after_fifty():
@@ -302,59 +258,6 @@ def test_a_policy_class_that_is_not_ours_is_updated_on_the_plain_path():
     assert "Own is not a TD3XPolicy" in reason
 
 
-class TestChoosing:
-    def test_short_runs_do_not_pay_for_compiling(self):
-        policy = model().policy
-        assert choose("auto", policy, WORTH_COMPILING - 1)[0] == "plain"
-        assert choose("auto", policy, WORTH_COMPILING)[0] == "compiled"
-
-    def test_it_is_chosen_once_per_run_and_said_once(self, capsys):
-        algorithm = model(verbose=1)
-        algorithm.learn(30)
-        algorithm.learn(30, reset_num_timesteps=False)
-        assert algorithm.update_path == "plain"
-        assert capsys.readouterr().out.count("accelerate: plain (20 updates ahead do not pay") == 1
-
-    def test_a_run_that_goes_on_stays_on_its_path(self, tmp_path):
-        algorithm = model().learn(30)
-        algorithm.save(tmp_path / "model")
-        assert TD3X.load(tmp_path / "model").update_path == "plain"
-        assert choose("auto", algorithm.policy, 0, chosen_before="compiled") == ("compiled", "as before")
-
-    def test_no_compiler_is_a_reason(self, monkeypatch):
-        monkeypatch.setattr(accelerate, "_has_compiler", lambda: False)
-        assert "no C++ compiler" in choose("auto", model().policy, 1e9)[1]
-        with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
-            model(accelerate="compiled")
-
-    def test_a_compiler_that_fails_is_a_reason(self, monkeypatch, capsys):
-        monkeypatch.setattr(accelerate, "_compile", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-        with pytest.raises(CannotAccelerate, match="making the program failed \\(OSError: no space left"):
-            train(ready("compiled"), [random_batch(0)])
-
-    def test_what_is_asked_for_later_is_heeded_or_refused(self, tmp_path):
-        algorithm = without_output(model())
-        algorithm.update_path = "compiled"
-        assert isinstance(algorithm._update_maker(), FastUpdate)
-        algorithm.accelerate = "plain"
-        assert not isinstance(algorithm._update_maker(), FastUpdate)
-        algorithm.accelerate, algorithm.update_path = "auto", "cudagraph"  # a zip from a machine with CUDA
-        assert not isinstance(algorithm._update_maker(), FastUpdate)
-        assert choose("auto", algorithm.policy, 1e9, chosen_before="cudagraph")[0] == "compiled"
-        algorithm.accelerate = "fastest"
-        with pytest.raises(ValueError, match="accelerate must be one of"):
-            algorithm.train(1, 8)
-
-    def test_a_cuda_graph_needs_cuda(self):
-        with pytest.raises(ValueError, match="needs a CUDA device"):
-            model(accelerate="cudagraph")
-
-    @pytest.mark.parametrize("name", ["accelerate", "precision"])
-    def test_unknown_words_are_refused(self, name):
-        with pytest.raises(ValueError, match=f"{name} must be one of"):
-            model(**{name: "fastest"})
-
-
 @pytest.mark.parametrize("path", ["plain", "compiled"])
 @pytest.mark.parametrize("network", ["critic", "actor"])
 def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network):
@@ -413,70 +316,6 @@ def test_making_programs_draws_no_random_number():
 def test_a_seed_gives_one_compiled_run():
     runs = [model(accelerate="compiled", batch_size=8).learn(60) for _ in range(2)]
     assert largest_difference(weights(runs[0]), weights(runs[1])) == 0
-
-
-class TestPrecision:
-    def test_bf16_rounds_hidden_products_in_updates_only(self):
-        wide = {"policy_kwargs": {"net_arch": [64, 64]}}
-        exact, rounded = ready("plain", **wide), ready("plain", precision="bf16", **wide)
-        observation = random_batch(0).observations.numpy()
-        np.testing.assert_array_equal(exact.predict(observation)[0], rounded.predict(observation)[0])
-        for algorithm in (exact, rounded):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
-        difference = largest_difference(weights(exact), weights(rounded))
-        assert 1e-7 < difference < 5e-3  # Adam's first steps are lr (1e-3) long, whatever the gradient's size
-        for name, value in weights(rounded).items():
-            assert value.dtype == th.float32, name
-        assert "forward" not in vars(rounded.actor.mu[2])
-
-    def test_short_layers_stay_in_float32(self):
-        exact, rounded = ready("plain"), ready("plain", precision="bf16")
-        for algorithm in (exact, rounded):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
-        assert largest_difference(weights(exact), weights(rounded)) == 0
-
-    def test_torchs_settings_are_put_back_also_after_an_error(self):
-        with contextlib.suppress(KeyError), precision.matrix_kernels("onednn"):
-            assert th.backends.mkldnn.matmul.fp32_precision == "bf16"
-            raise KeyError
-        assert th.backends.mkldnn.matmul.fp32_precision == "none"
-        assert th.get_float32_matmul_precision() == "highest"
-
-    def test_a_user_who_chose_a_precision_keeps_it(self):
-        for setting in (th.backends, th.backends.mkldnn, th.backends.mkldnn.matmul):
-            setting.fp32_precision = "ieee"
-            try:
-                with precision.matrix_kernels("onednn"):
-                    assert th.backends.mkldnn.matmul.fp32_precision == "ieee"
-                    train(ready("compiled"), [random_batch(0)])
-            finally:
-                setting.fp32_precision = "none"
-
-    def test_updates_with_onednns_kernels_are_float32_or_declined(self):
-        plain, compiled = pair()
-        compiled._update_maker().kernels = precision.fastest_matrix_kernels()
-        for algorithm in (plain, compiled):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
-        assert_equal(plain, compiled)
-
-    def test_the_fastest_kernels_are_measured_once_per_processor(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        measured = []
-        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "onednn")
-        for _ in range(2):
-            precision._fastest_matrix_kernels.cache_clear()
-            assert precision.fastest_matrix_kernels() == "onednn"
-        assert measured == [1]
-        (tmp_path / "sb3_td3x" / "matrix_kernels.json").write_text(json.dumps({"this": "is damaged"})[:-3])
-        precision._fastest_matrix_kernels.cache_clear()
-        assert precision.fastest_matrix_kernels() == "onednn"
-        precision._fastest_matrix_kernels.cache_clear()
-
-    def test_measuring_leaves_threads_kernels_and_generators_alone(self):
-        before = th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
-        assert precision._probe() in precision.KERNELS
-        assert before[:2] == (th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision)
-        assert th.equal(before[2], th.get_rng_state())
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="no CUDA device on this machine")

@@ -1,0 +1,75 @@
+"""Rounded or fast matrix products stay where they are allowed: inside updates, and only where they are as accurate as asked."""
+
+import contextlib
+import json
+
+import numpy as np
+import torch as th
+
+from sb3_td3x import precision
+from tests.paths import assert_equal, pair, ready, train
+from tests.tools import largest_difference, random_batch, weights
+
+
+class TestPrecision:
+    def test_bf16_rounds_hidden_products_in_updates_only(self):
+        wide = {"policy_kwargs": {"net_arch": [64, 64]}}
+        exact, rounded = ready("plain", **wide), ready("plain", precision="bf16", **wide)
+        observation = random_batch(0).observations.numpy()
+        np.testing.assert_array_equal(exact.predict(observation)[0], rounded.predict(observation)[0])
+        for algorithm in (exact, rounded):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        difference = largest_difference(weights(exact), weights(rounded))
+        assert 1e-7 < difference < 5e-3  # Adam's first steps are lr (1e-3) long, whatever the gradient's size
+        for name, value in weights(rounded).items():
+            assert value.dtype == th.float32, name
+        assert "forward" not in vars(rounded.actor.mu[2])
+
+    def test_short_layers_stay_in_float32(self):
+        exact, rounded = ready("plain"), ready("plain", precision="bf16")
+        for algorithm in (exact, rounded):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        assert largest_difference(weights(exact), weights(rounded)) == 0
+
+    def test_torchs_settings_are_put_back_also_after_an_error(self):
+        with contextlib.suppress(KeyError), precision.matrix_kernels("onednn"):
+            assert th.backends.mkldnn.matmul.fp32_precision == "bf16"
+            raise KeyError
+        assert th.backends.mkldnn.matmul.fp32_precision == "none"
+        assert th.get_float32_matmul_precision() == "highest"
+
+    def test_a_user_who_chose_a_precision_keeps_it(self):
+        for setting in (th.backends, th.backends.mkldnn, th.backends.mkldnn.matmul):
+            setting.fp32_precision = "ieee"
+            try:
+                with precision.matrix_kernels("onednn"):
+                    assert th.backends.mkldnn.matmul.fp32_precision == "ieee"
+                    train(ready("compiled"), [random_batch(0)])
+            finally:
+                setting.fp32_precision = "none"
+
+    def test_updates_with_onednns_kernels_are_float32_or_declined(self):
+        plain, compiled = pair()
+        compiled._update_maker().kernels = precision.fastest_matrix_kernels()
+        for algorithm in (plain, compiled):
+            train(algorithm, [random_batch(seed) for seed in range(2)])
+        assert_equal(plain, compiled)
+
+    def test_the_fastest_kernels_are_measured_once_per_processor(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        measured = []
+        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "onednn")
+        for _ in range(2):
+            precision._fastest_matrix_kernels.cache_clear()
+            assert precision.fastest_matrix_kernels() == "onednn"
+        assert measured == [1]
+        (tmp_path / "sb3_td3x" / "matrix_kernels.json").write_text(json.dumps({"this": "is damaged"})[:-3])
+        precision._fastest_matrix_kernels.cache_clear()
+        assert precision.fastest_matrix_kernels() == "onednn"
+        precision._fastest_matrix_kernels.cache_clear()
+
+    def test_measuring_leaves_threads_kernels_and_generators_alone(self):
+        before = th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
+        assert precision._probe() in precision.KERNELS
+        assert before[:2] == (th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision)
+        assert th.equal(before[2], th.get_rng_state())

@@ -1,4 +1,4 @@
-"""Rounded or fast matrix products stay where they are allowed: inside updates, and only where they are as accurate as asked."""
+"""Rounded or fast matrix products stay inside updates, and are as accurate as asked."""
 
 import contextlib
 import json

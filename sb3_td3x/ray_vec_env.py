@@ -65,8 +65,9 @@ class RayVecEnv(VecEnv):
             raise ImportError('RayVecEnv needs Ray: pip install "sb3-td3x[ray]"')
         if not ray.is_initialized():
             ray.init()
+        self.num_envs = len(env_fns)
         self._per_actor = settings.whole("envs_per_actor", envs_per_actor, minimum=1)
-        self._parts = [slice(start, start + self._per_actor) for start in range(0, len(env_fns), self._per_actor)]
+        self._parts = [slice(start, start + self._per_actor) for start in range(0, self.num_envs, self._per_actor)]
         # A call that an actor did not survive is made again once the actor is rebuilt; see _Environments.step
         retries = -1 if max_restarts else 0
         self._actor_options = {
@@ -82,7 +83,7 @@ class RayVecEnv(VecEnv):
         self._stepping: list[ray.ObjectRef] = []
         try:
             observation_space, action_space = self._wait_for_start(start_timeout)
-            super().__init__(len(env_fns), observation_space, action_space)
+            super().__init__(self.num_envs, observation_space, action_space)
         except BaseException:
             self.close()
             raise
@@ -163,8 +164,8 @@ class RayVecEnv(VecEnv):
         _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
         if late:
             raise ValueError(
-                f"{len(late)} of {len(calls)} actors have not started after {timeout:g} s. They ask for {self._actor_options}, "
-                f"Ray has {ray.available_resources()} left: ask for less (num_cpus), add machines, or wait (start_timeout)"
+                f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They ask for {self._actor_options}; "
+                f"Ray has {ray.available_resources()} left. Ask for less (num_cpus), add machines, or wait (start_timeout)"
             )
         return self._get(calls, range(len(calls)))[0]
 

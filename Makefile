@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_ARGS) torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bullet,plots,video,tests,docs]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bullet,plots,video,ray,tests,docs]"
 	@touch $@
 
 train: $(INSTALLED)
@@ -60,7 +60,7 @@ bench: speed $(INSTALLED)
 
 # An hour: 500 kills, 2,000 damaged files, 200,000 updates instead of the tests' 8, 200 and 20,000
 soak: $(INSTALLED)
-	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_files.py
+	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_files.py tests/test_ray_vec_env.py
 
 # Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)
 speed: $(INSTALLED)

@@ -20,6 +20,7 @@ from tests.test_resumes_exactly import OpenLineEnv
 from tests.tools import LineEnv, largest_difference, model, weights
 
 ray = pytest.importorskip("ray")
+SOAK = os.environ.get("TD3X_SOAK") == "1"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,6 +146,32 @@ def test_processes_inside_an_actor_step_side_by_side_and_die_together(actors):
         _, _, dones, infos = env.step(actions)
     assert dones.all()
     assert all(info["TimeLimit.truncated"] for info in infos)
+
+
+MACHINE_LOST = """
+from ray.cluster_utils import Cluster
+import numpy, ray
+from sb3_td3x import RayVecEnv
+from tests.tools import LineEnv
+
+machine = {"num_cpus": 1, "resources": {"elsewhere": 2}, "object_store_memory": 100 * 2**20}
+cluster = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20})
+lost = cluster.add_node(**machine)
+ray.init(cluster.address)
+env = RayVecEnv([LineEnv] * 2, num_cpus=0.5, max_restarts=1, actor_options={"resources": {"elsewhere": 1}})
+env.reset()
+cluster.remove_node(lost, allow_graceful=False)
+cluster.add_node(**machine)
+observations, rewards, dones, infos = env.step(numpy.zeros((2, 1)))
+assert dones.all() and all(info["environment_rebuilt"] for info in infos)
+"""
+
+
+@pytest.mark.skipif(not SOAK, reason="part of the soak: Ray takes 20 s to miss a machine")
+def test_environments_of_a_machine_that_is_lost_are_rebuilt_on_another():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", MACHINE_LOST], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-5000:]
 
 
 def test_overlap_makes_the_same_run_as_with_processes(actors):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from sb3_td3x.pickled import load_vecnormalize
     from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+    from sb3_td3x.ray_vec_env import RayVecEnv
     from sb3_td3x.td3x import TD3X
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ModelFileError",
     "MultiInputPolicy",
     "NonFiniteError",
+    "RayVecEnv",
     "ResumableEnv",
     "RunLockedError",
     "TD3XCheckpointCallback",
@@ -54,6 +56,7 @@ _MODULES = {
     "NonFiniteError": "errors",
     "RunLockedError": "errors",
     "EpisodeSeeds": "environments",
+    "RayVecEnv": "ray_vec_env",
     "ResumableEnv": "checkpoint",
     "TD3XCheckpointCallback": "checkpoint",
     "resume_run": "checkpoint",

@@ -100,18 +100,15 @@ class RunLockedError(ValueError):
 
 class EnvironmentDiedError(ValueError):
     """
-    The process of an environment of a ``SubprocVecEnv`` has ended.
+    The process of an environment of a ``SubprocVecEnv`` or ``RayVecEnv`` has ended.
 
     :param which: indices of the environments
-    :param exit_codes: of their processes; negative is the signal that ended it
+    :param how: it ended, as the rest of a sentence
     """
 
-    def __init__(self, which: list[int], exit_codes: list[int | None]):
-        super().__init__(
-            f"the process of environment {', '.join(map(str, which))} ended with exit code "
-            f"{', '.join(map(str, exit_codes))} (negative: a signal; -9 often means that memory ran out)"
-        )
-        self.which, self.exit_codes = which, exit_codes
+    def __init__(self, which: list[int], how: str):
+        super().__init__(f"the process of environment {', '.join(map(str, which))} {how}")
+        self.which, self.how = which, how
 
-    def __reduce__(self) -> tuple[type["EnvironmentDiedError"], tuple[list[int], list[int | None]]]:
-        return type(self), (self.which, self.exit_codes)
+    def __reduce__(self) -> tuple[type["EnvironmentDiedError"], tuple[list[int], str]]:
+        return type(self), (self.which, self.how)

@@ -18,7 +18,7 @@ class OverlapVecEnv(VecEnvWrapper):
     """
     Between sending actions to the environments and waiting for them, does the work that is ``pending``.
 
-    :param venv: runs its environments elsewhere, as SB3's ``SubprocVecEnv`` does
+    :param venv: runs its environments elsewhere, as SB3's ``SubprocVecEnv`` and ``RayVecEnv`` do
     :raises ValueError: for environments in this process, where nothing would run side by side
     """
 
@@ -27,7 +27,9 @@ class OverlapVecEnv(VecEnvWrapper):
         while isinstance(innermost, VecEnvWrapper):
             innermost = innermost.venv
         if isinstance(innermost, DummyVecEnv):
-            raise ValueError("overlap=True needs environments in other processes: use SubprocVecEnv, not DummyVecEnv")
+            raise ValueError(
+                "overlap=True needs environments in other processes: use SubprocVecEnv or RayVecEnv, not DummyVecEnv"
+            )
         super().__init__(venv)
         self._innermost = innermost
         self.pending: Callable[[], None] | None = None

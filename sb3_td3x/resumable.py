@@ -99,4 +99,6 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         dead = {index: process.exitcode for index, process in enumerate(env.processes) if not process.is_alive()}
         if not dead:
             raise
-        raise EnvironmentDiedError(list(dead), list(dead.values())) from error
+        codes = ", ".join(map(str, dead.values()))
+        how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
+        raise EnvironmentDiedError(list(dead), how) from error

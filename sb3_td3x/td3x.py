@@ -68,7 +68,7 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
     :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, ``"cudagraph"``, or ``"auto"``, which chooses
         when a run starts and says why. All make the same updates up to rounding
     :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
-    :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv``. Actions are then
+    :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv`` or ``RayVecEnv``. Actions are then
         chosen by the actor before the updates that are due
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics
         (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), 25 in the paper, which only TD3X can load

@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
     "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
-    "loading", "resumable", "returned", "td3x", "checkpoint",
+    "loading", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed",
     "study", "cli", "__main__",
 ]  # fmt: skip
@@ -63,7 +63,7 @@ def test_importing_the_package_is_cheap_and_importing_td3x_brings_no_tool():
     code = "import sys, sb3_td3x; assert 'torch' not in sys.modules; from sb3_td3x import TD3X; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
-    assert not {"rl_zoo3", "typer", "yaml", "pybullet", "imageio", "sb3_contrib"} & set(loaded)
+    assert not {"rl_zoo3", "typer", "yaml", "pybullet", "imageio", "sb3_contrib", "ray"} & set(loaded)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -35,7 +35,10 @@ def with_few_steps(code):
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_blocks(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not a cluster that another test runs
     exec(compile(with_few_steps(code), "block", "exec"), {})  # noqa: S102
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
 
 
 @pytest.mark.parametrize("code", blocks("sh"))

@@ -77,7 +77,8 @@ class RayVecEnv(VecEnv):
             **(actor_options or {}),
         }
         remote = ray.remote(**self._actor_options)(_Environments)
-        makers = [partial(_make, env_fn, _registered()) for env_fn in env_fns]
+        registered = _registered()
+        makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
         self._actors: list[Any] = [remote.remote(makers[part], vec_env_cls) for part in self._parts]
         self._observations: list[VecEnvObs | None] = [None] * len(self._actors)
         self._stepping: list[ray.ObjectRef] = []
@@ -85,7 +86,7 @@ class RayVecEnv(VecEnv):
             observation_space, action_space = self._wait_for_start(start_timeout)
             super().__init__(self.num_envs, observation_space, action_space)
         except BaseException:
-            self.close()
+            self._end_actors()  # without asking those that have not started to close
             raise
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -112,12 +113,10 @@ class RayVecEnv(VecEnv):
         return _joined(observations)
 
     def close(self) -> None:
-        actors, self._actors = self._actors, []
-        if actors and ray.is_initialized():
-            closing = [actor.call.options(max_task_retries=0).remote("close", (), {}) for actor in actors]
+        if self._actors and ray.is_initialized():
+            closing = [actor.call.options(max_task_retries=0).remote("close", (), {}) for actor in self._actors]
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)  # also of one that died there is an answer
-            for actor in actors:
-                ray.kill(actor)
+            self._end_actors()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return list(chain(*self._each_actor("get_images")))
@@ -138,6 +137,11 @@ class RayVecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return [value for (value,) in self._each_env("env_is_wrapped", indices, wrapper_class)]
+
+    def _end_actors(self) -> None:
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
 
     def _each_actor(self, _name: str, *args: Any) -> list[Any]:
         """Call a method of each actor's ``VecEnv``."""

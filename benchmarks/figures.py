@@ -16,6 +16,7 @@ from results import RETURNS, read
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
+RAY_VEC_ENV = ROOT / "benchmarks" / "results" / "ray_vec_env.json"
 STUDY = ROOT / "benchmarks" / "results" / "study.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
@@ -109,6 +110,22 @@ def study_table() -> str:
     return "\n".join(lines)
 
 
+def ray_vec_env_table() -> str:
+    """Steps per second of environments elsewhere, as Markdown: for the sleeping simulator as a share of the ideal."""
+    rows = json.loads(RAY_VEC_ENV.read_text())["rows"]
+    names = list(max((row["contenders"] for row in rows), key=len))
+    lines = [f"| simulator, environments | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        ideal = row["environments"] * 100 if row["simulator"].startswith("sleeps") else None
+        cells = []
+        for name in names:
+            rate = row["contenders"].get(name, {}).get("steps_per_second")
+            share = "" if rate is None or ideal is None else f", {rate / ideal:.0%}"
+            cells.append("-" if rate is None else f"{rate:,.0f}{share}")
+        lines.append(f"| {row['simulator']}, {row['environments']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fill(page: Path, marker: str, text: str) -> None:
     """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
     before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
@@ -134,8 +151,8 @@ def main() -> None:
         fill(page, "walker table", walker_table())
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
-    if STUDY.exists():
-        fill(ROOT / "docs" / "scale.md", "study table", study_table())
+    fill(ROOT / "docs" / "scale.md", "study table", study_table())
+    fill(ROOT / "docs" / "environments_elsewhere.md", "steps table", ray_vec_env_table())
     if film is not None:
         draw_film_strip(film, STATIC / "walker_film.png")
     print(walker_table())

@@ -94,7 +94,8 @@ def main() -> None:
     runs = [run for run in grid.read(args.file, (*attempt.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
     attempt.check([run for run in runs if run.algo == "td3x"], FOLDER)
     runner = runners.on_ray(args.ray) if args.ray else runners.local(args.jobs)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
+        signal.signal(number, signal.default_int_handler)
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
     with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
         for outcome in outcomes:

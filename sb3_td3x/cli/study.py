@@ -45,7 +45,8 @@ def command(
     console = Console(highlight=False, markup=False)
     table = RunsTable(runs, folder)
     console.print(f"{len(runs)} runs, {table.count('done')} of them done before → {place}", soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
+        signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
         with live or console, closing(driver.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:

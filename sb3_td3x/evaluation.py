@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from sb3_td3x.checkpoint import files
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.rundir import SCORES, RunDir
 
 SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 
@@ -77,7 +77,7 @@ class Evaluation(EvalCallback):
         scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
         rows = [f"{steps},{np.mean(one):.3f},{np.std(one):.3f},{seconds:.1f}" for steps, one, seconds in scores]
         content = "\n".join([",".join(SCORE_COLUMNS), *rows, ""])
-        files.write(Path(str(self.log_path)).with_name("scores.csv"), content.encode())
+        files.write(Path(str(self.log_path)).with_name(SCORES), content.encode())
 
     def _on_training_end(self) -> None:
         is_last = self.num_timesteps >= self.model._total_timesteps

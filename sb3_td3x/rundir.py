@@ -11,6 +11,8 @@ import numpy as np
 import yaml
 
 ALGORITHM = "td3x"
+SCORES = "scores.csv"
+"""A line per evaluation, for people and tables."""
 LOG = "output.log"
 """What a run of a study prints, attempt by attempt."""
 
@@ -102,11 +104,6 @@ class RunDir:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations.npz"
-
-    @property
-    def scores_table(self) -> Path:
-        """A line per evaluation, for people and tables."""
-        return self.path / "scores.csv"
 
     @property
     def best_model(self) -> Path:

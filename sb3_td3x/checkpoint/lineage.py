@@ -28,11 +28,10 @@ class Lineage:
         """
         :raises CheckpointError: if another run, or a process that took this one over, has saved in the folder since
         """
-        newest = max(store.checkpoints(), key=lambda one: one.number, default=None)
-        if newest is None or newest.number <= self.taken_up_at or newest.manifest.get("writer") == self.writer:
-            return
-        problem = f"holds {newest.path.name}, which this run did not save: use a folder per run, or go on with resume_run"
-        raise CheckpointError(store.folder, problem)
+        for newest in store.checkpoints()[-1:]:
+            if newest.number > self.taken_up_at and newest.manifest.get("writer") != self.writer:
+                problem = f"holds {newest.path.name}, which this run did not save"
+                raise CheckpointError(store.folder, f"{problem}: use a folder per run, or go on with resume_run")
 
 
 _lineages: WeakKeyDictionary[Resumable, dict[Path, Lineage]] = WeakKeyDictionary()
@@ -44,5 +43,4 @@ def of(model: Resumable, store: Store) -> Lineage:
 
 def take_up(model: Resumable, store: Store, found: Checkpoint) -> None:
     """Remember that a model was made from a checkpoint."""
-    newest = max(one.number for one in store.checkpoints())
-    _lineages.setdefault(model, {})[store.folder] = Lineage(newest, last=found)
+    _lineages.setdefault(model, {})[store.folder] = Lineage(store.checkpoints()[-1].number, last=found)

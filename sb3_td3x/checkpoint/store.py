@@ -130,7 +130,8 @@ class Store:
 
         :return: the folder to write files into, and the function that ends it with its manifest
         """
-        number = max((one.number for one in self.checkpoints()), default=0) + 1
+        every = self.checkpoints()
+        number = every[-1].number + 1 if every else 1
         name = f"{prefix}_{steps}_steps"
         while (self.folder / name).exists():
             name += "_again"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sb3_td3x.checkpoint import files
 from sb3_td3x.evaluation import SCORE_COLUMNS
+from sb3_td3x.rundir import SCORES
 from sb3_td3x.study.grid import StudyRun
 
 COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
@@ -51,7 +52,7 @@ class StudyFolder:
 
 def scores(run_folder: Path) -> list[dict[str, str]]:
     """A row per evaluation so far."""
-    path = run_folder / "scores.csv"
+    path = run_folder / SCORES
     return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 

@@ -19,9 +19,12 @@ from torch import nn
 
 from sb3_td3x import modelfile, parameters, rule
 from sb3_td3x.pickled import read_policy
-from sb3_td3x.settings import whole
+from sb3_td3x.settings import AUTO, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
+
+TQC_QUANTILES = 25
+"""Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
 
 
 class CriticKind(NamedTuple):
@@ -213,6 +216,19 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
 }
 
 
+def chosen_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
+    """The number of quantiles: ``"auto"`` is the paper's 25, and 1 for policies that only have scalar critics."""
+    if request != AUTO:
+        return int(request)
+    return TQC_QUANTILES if _takes_quantiles(policy_class) else 1
+
+
+def _takes_quantiles(policy_class: type[BasePolicy]) -> bool:
+    taken = inspect.signature(policy_class).parameters
+    passes_on = issubclass(policy_class, TD3XPolicy) and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    return "n_quantiles" in taken or passes_on
+
+
 def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
     """
     A policy's keyword arguments: those the user has given, and the number of quantiles if there are several.
@@ -223,9 +239,7 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
     if n_quantiles == 1:
         return given
-    taken = inspect.signature(policy_class).parameters
-    passes_on = issubclass(policy_class, TD3XPolicy) and any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    if "n_quantiles" not in taken and not passes_on:
+    if not _takes_quantiles(policy_class):
         raise ValueError(
             f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
             "derive it from TD3XPolicy and let it take n_quantiles"

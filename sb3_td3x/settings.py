@@ -15,6 +15,8 @@ WHOLE_WITH_MINIMUM = {
 }
 BETWEEN_0_AND_1 = ("tau", "gamma")
 NOT_NEGATIVE = ("target_policy_noise", "target_noise_clip")
+AUTO = "auto"
+MAY_BE_AUTO = ("n_quantiles",)  # chosen when the model is built
 CHECKED = (*WHOLE_WITH_MINIMUM, *BETWEEN_0_AND_1, *NOT_NEGATIVE)
 
 
@@ -46,8 +48,10 @@ def real(name: str, value: Any) -> float:
     return number
 
 
-def checked(name: str, value: Any) -> float:
+def checked(name: str, value: Any) -> Any:
     """The value of one of the ``CHECKED`` settings, in its own type and range, or ``ValueError``."""
+    if name in MAY_BE_AUTO and value == AUTO:
+        return value
     if name in WHOLE_WITH_MINIMUM:
         return whole(name, value, WHOLE_WITH_MINIMUM[name])
     number = real(name, value)

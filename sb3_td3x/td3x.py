@@ -19,7 +19,7 @@ from sb3_td3x import fields, modelfile, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
 from sb3_td3x.overlap import Overlapping
-from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments
+from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments, chosen_quantiles
 from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
@@ -71,7 +71,8 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
     :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv`` or ``RayVecEnv``. Actions are then
         chosen by the actor before the updates that are due
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics
-        (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), 25 in the paper, which only TD3X can load
+        (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, and
+        1 for a policy class that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
     :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
         for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
     :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
@@ -124,7 +125,7 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
         accelerate: Literal["auto", "plain", "compiled", "cudagraph"] = "auto",
         precision: Literal["fp32", "bf16"] = "fp32",
         overlap: bool = False,
-        n_quantiles: int = 1,
+        n_quantiles: int | Literal["auto"] = "auto",
         top_quantiles_to_drop_per_net: int = 2,
         qf_learning_rate: float | Schedule | None = None,
         max_grad_norm: float | None = None,
@@ -211,6 +212,8 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
             setattr(self, name, settings.checked(name, getattr(self, name)))
         for name, choices in (("accelerate", PATHS), ("precision", PRECISIONS)):
             settings.one_of(name, getattr(self, name), choices)
+        self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
+        self._choose_quantiles()
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         self.train_freq = settings.checked_train_freq(self.train_freq)
         self.learning_rate = settings.checked_rate("learning_rate", self.learning_rate)
@@ -218,13 +221,17 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
             self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
         self.max_grad_norm = settings.checked_norm(self.max_grad_norm)
         self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
-        self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_replay_buffer_class()
         given, self.policy_kwargs = self.policy_kwargs, arguments(self.policy_class, self.policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = given
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
             raise ValueError(f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for")
+
+    def _choose_quantiles(self) -> None:
+        request, self.n_quantiles = self.n_quantiles, chosen_quantiles(self.n_quantiles, self.policy_class)
+        if request != self.n_quantiles == 1 and self.verbose:
+            print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
 
     def _setup_learn(
         self,

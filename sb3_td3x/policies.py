@@ -5,8 +5,7 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch as th
 from gymnasium import spaces
@@ -17,65 +16,19 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x import modelfile, parameters, rule
+from sb3_td3x import modelfile, parameters
+from sb3_td3x.critics import QuantileCritic, add_layer_norm
+from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.pickled import read_policy
 from sb3_td3x.settings import AUTO, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
+OWN_DEFAULTS = {"n_quantiles": 1, "layer_norm": False, "normalize_observations": False}
+"""Of the policy's arguments that SB3's does not have."""
+
 TQC_QUANTILES = 25
 """Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
-
-
-class CriticKind(NamedTuple):
-    """
-    What an update needs to know of a kind of critics, whose ``forward`` gives one tensor per critic.
-
-    :param target: of the target critics' outputs, rewards, dones, discounts and quantiles to drop
-    :param loss: of the critics' outputs and the target
-    :param ascended: of the critic, observations and actions: the values whose mean the actor ascends
-    """
-
-    target: Callable[..., th.Tensor]
-    loss: Callable[..., th.Tensor]
-    ascended: Callable[..., th.Tensor]
-
-
-SCALAR = CriticKind(
-    rule.scalar_target,
-    rule.scalar_critic_loss,
-    lambda critic, observations, actions: critic.q1_forward(observations, actions),
-)
-QUANTILES = CriticKind(
-    rule.quantile_target,
-    rule.quantile_critic_loss,
-    lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
-)
-
-
-def kind_of(critic: ContinuousCritic) -> CriticKind:
-    """A critic class names its kind; SB3's and a user's own have scalar values."""
-    return getattr(critic, "kind", SCALAR)
-
-
-class QuantileCritic(ContinuousCritic):
-    """
-    SB3's critics with ``n_quantiles`` outputs each, under the same parameter names (``qf0.*``).
-
-    :param n_quantiles: width of the last layers; the others are those of ``ContinuousCritic``
-    """
-
-    kind = QUANTILES
-
-    def __init__(self, *args: Any, n_quantiles: int, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.n_quantiles = n_quantiles
-        for network in self.q_networks:
-            network[-1] = nn.Linear(network[-1].in_features, n_quantiles)  # type: ignore[index, operator]
-
-    def q1_forward(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """The first critic's value, ``(batch, 1)``: the mean of its quantiles."""
-        return super().q1_forward(obs, actions).mean(dim=1, keepdim=True)
 
 
 # Layers that do the same in training and in evaluation; of any other, a user's own among them, nothing is assumed
@@ -83,6 +36,7 @@ WITHOUT_MODES = {
     nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
+    NormalizesObservations, ObservationNormalizer, RunningMoments,
 }  # fmt: skip
 
 
@@ -107,6 +61,9 @@ class TD3XPolicy(sb3.TD3Policy):
     :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
         Its target then moves with 2 tau, once with the actor and once with the critics
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
+    :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
+    :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
+        counted while acting and saved with the networks. Images and discrete observations pass as they are
     :raises ValueError: if ``n_critics`` or ``n_quantiles`` is below 1
     """
 
@@ -127,8 +84,12 @@ class TD3XPolicy(sb3.TD3Policy):
         n_critics: int = 2,
         share_features_extractor: bool = False,
         n_quantiles: int = 1,
+        layer_norm: bool = False,
+        normalize_observations: bool = False,
     ):
-        self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)  # SB3's constructor makes the critics
+        # SB3's constructor makes the networks, so these come before it
+        self.layer_norm, self.normalize_observations = layer_norm, normalize_observations
+        self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
         super().__init__(
             observation_space,
             action_space,
@@ -148,13 +109,31 @@ class TD3XPolicy(sb3.TD3Policy):
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         """The critics, of the kind that the policy's arguments ask for."""
         if self.n_quantiles == 1:
-            return super().make_critic(features_extractor)
-        arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
-        return QuantileCritic(**arguments, n_quantiles=self.n_quantiles).to(self.device)
+            critic = super().make_critic(features_extractor)
+        else:
+            arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
+            critic = QuantileCritic(**arguments, n_quantiles=self.n_quantiles)
+        if self.layer_norm:
+            add_layer_norm(critic)
+        return critic.to(self.device)
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """The extractor; where observations are normalised, behind one normaliser for all networks."""
+        extractor = super().make_features_extractor()
+        if not self.normalize_observations:
+            return extractor
+        normalizer = self.normalizer if hasattr(self, "actor") else ObservationNormalizer(self.observation_space)
+        return NormalizesObservations(extractor, normalizer)
+
+    @property
+    def normalizer(self) -> ObservationNormalizer:
+        """What ``normalize_observations`` adds."""
+        return self.actor.features_extractor.normalizer  # type: ignore[return-value]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        # SB3's policy can then still read what only has SB3's critics
-        own = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
+        own = {name: getattr(self, name) for name in ("n_quantiles", "layer_norm", "normalize_observations")}
+        # SB3's policy can then still read what only has SB3's networks
+        own = {name: value for name, value in own.items() if value != OWN_DEFAULTS[name]}
         return {**super()._get_constructor_parameters(), **own}
 
     def look_for_modes(self) -> None:

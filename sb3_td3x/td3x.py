@@ -93,6 +93,7 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
     }
     policy: TD3Policy
     replay_buffer: ReplayBuffer
+    n_quantiles: int
 
     def __init__(
         self,
@@ -162,7 +163,8 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
         self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
-        self.n_quantiles, self.top_quantiles_to_drop_per_net = n_quantiles, top_quantiles_to_drop_per_net
+        self.n_quantiles = n_quantiles  # type: ignore[assignment]  # a number from _setup_model on
+        self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.best_actor_window, self.predict_with = best_actor_window, predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
@@ -372,6 +374,8 @@ class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
             (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
         )
         require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
+        if getattr(self.policy, "normalize_observations", False):
+            self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def set_random_seed(self, seed: int | None = None) -> None:

@@ -16,8 +16,8 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x import precision, rule
+from sb3_td3x.critics import kind_of
 from sb3_td3x.errors import NonFiniteError
-from sb3_td3x.policies import kind_of
 
 # Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
 Descend = Callable[[BaseModel, th.Tensor, str, "float | th.Tensor | None"], None]

@@ -1,0 +1,156 @@
+"""``normalize_observations``: the statistics are those of the observations that were stored, and travel with the policy."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x import TD3X
+from sb3_td3x.observations import ObservationNormalizer, RunningMoments
+from sb3_td3x.policies import TD3XPolicy
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+
+NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}
+DICT = spaces.Dict(
+    {
+        "a.b": spaces.Box(-10, 10, (2,)),
+        "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
+    }
+)
+
+
+def stored(algorithm):
+    buffer = algorithm.replay_buffer
+    return buffer.observations[: buffer.size()].reshape(-1, *buffer.obs_shape)
+
+
+class TestStatistics:
+    def test_are_those_of_the_whole_history_not_of_the_last_batches(self):
+        random, moments = np.random.default_rng(0), RunningMoments((2,))
+        batches = [random.normal([3, -50], [2, 9], size=(n, 2)) for n in (1, 7, 1, 30)]
+        sb3 = RunningMeanStd(shape=(2,))
+        for batch in batches:
+            moments.update(batch)
+            sb3.update(batch)
+        np.testing.assert_allclose(moments.mean, sb3.mean, rtol=1e-12)
+        np.testing.assert_allclose(moments.var, sb3.var, rtol=1e-12)
+        np.testing.assert_allclose(moments.mean, np.concatenate(batches).mean(0), rtol=1e-4)  # SB3 starts with a count of 1e-4
+
+    def test_the_millionth_observation_still_counts(self):
+        moments = RunningMoments((1,))
+        moments.update(np.zeros((10**6, 1)))
+        before = moments.mean.clone()
+        moments.update(np.ones((1, 1)))
+        assert moments.mean - before == pytest.approx(1e-6, rel=1e-4)
+
+    @pytest.mark.parametrize("n_envs", [1, 3])
+    def test_are_those_of_the_stored_observations(self, n_envs, path):
+        env = DummyVecEnv([lambda: LineEnv()] * n_envs)
+        algorithm = model(env, accelerate=path, **NORMALIZED).learn(60)
+        moments = algorithm.policy.normalizer.moments[0]
+        np.testing.assert_allclose(moments.mean, stored(algorithm).mean(0), rtol=1e-3)
+        np.testing.assert_allclose(moments.var, stored(algorithm).var(0), rtol=1e-2)
+
+    def test_do_not_move_in_predict(self):
+        algorithm = model(**NORMALIZED).learn(30)
+        before = weights(algorithm)
+        algorithm.predict(np.ones((5, 3)))
+        assert largest_difference(weights(algorithm), before) == 0
+
+
+class TestNetworks:
+    def test_all_four_see_the_normalised_observation(self):
+        """Equal to a policy without normalisation that is given the normalised observation."""
+        algorithm, plain = model(**NORMALIZED), model()
+        normalizer = algorithm.policy.normalizer
+        normalizer.update(np.array([[1.0, 2.0, -3.0], [5.0, 2.5, -1.0], [4.0, 2.0, 0.0]], np.float32))
+        raw, action = th.tensor([[2.0, 2.2, -9.0]]), th.tensor([[0.3]])
+        scaled = ((raw - normalizer.moments[0].mean) / (normalizer.moments[0].var + 1e-8).sqrt()).float()
+        for name in ("actor", "actor_target"):
+            th.testing.assert_close(getattr(algorithm, name)(raw), getattr(plain, name)(scaled))
+        for name in ("critic", "critic_target"):
+            th.testing.assert_close(getattr(algorithm, name)(raw, action), getattr(plain, name)(scaled, action))
+
+    def test_far_values_are_clipped_like_vecnormalizes(self):
+        moments = RunningMoments((1,))
+        moments.update(np.array([[0.0], [1.0]]))
+        assert moments(th.tensor([[1e6], [-1e6]])).flatten().tolist() == [10, -10]
+
+    @pytest.mark.parametrize("shares", [False, True])
+    def test_one_normaliser_serves_them_all_and_updates_leave_it_alone(self, shares, path):
+        kwargs = {"policy_kwargs": {**SMALL, "normalize_observations": True, "share_features_extractor": shares}}
+        algorithm = without_output(model(accelerate=path, tau=0.5, **kwargs))
+        algorithm.policy.normalizer.update(np.random.default_rng(0).normal(3, 2, size=(50, 3)))
+        before = algorithm.policy.normalizer.moments[0].mean.clone()
+        feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
+        algorithm.train(4, batch_size=16)
+        networks = (algorithm.actor, algorithm.actor_target, algorithm.critic, algorithm.critic_target)
+        assert len({id(network.features_extractor.normalizer) for network in networks}) == 1
+        th.testing.assert_close(algorithm.policy.normalizer.moments[0].mean, before, rtol=0, atol=0)
+
+    def test_compiled_updates_see_statistics_that_have_moved(self):
+        outcomes = []
+        for path in ("plain", "compiled"):
+            algorithm = without_output(model(accelerate=path, **NORMALIZED))
+            for seed in range(3):
+                algorithm.policy.normalizer.update(np.random.default_rng(seed).normal(3, 2 + seed, size=(50, 3)))
+                feed(algorithm, [random_batch(seed, 16), random_batch(seed + 9, 16)], [th.zeros(16, 1)] * 2)
+                algorithm.train(2, batch_size=16)
+            outcomes.append(weights(algorithm))
+        assert largest_difference(*outcomes) < 1e-5
+
+
+class TestObservationSpaces:
+    def test_vectors_of_a_dict_are_normalised_and_images_pass(self):
+        normalizer = ObservationNormalizer(DICT)
+        assert normalizer.keys == ["a.b"]
+        algorithm = model(
+            LineEnv(DICT), "MultiInputPolicy", policy_kwargs={"net_arch": [8], "normalize_observations": True}, buffer_size=50
+        ).learn(20)
+        observation = {key: algorithm.replay_buffer.observations[key][:20, 0] for key in DICT.spaces}
+        np.testing.assert_allclose(
+            algorithm.policy.normalizer.moments[0].mean, observation["a.b"].mean(0), rtol=1e-3, atol=1e-4
+        )
+
+    def test_an_observation_without_vectors_is_refused(self):
+        with pytest.raises(ValueError, match="normalize_observations is for vectors, and there are none"):
+            model(
+                LineEnv(spaces.Box(0, 255, (36, 36, 1), np.uint8)), "CnnPolicy", buffer_size=10,
+                policy_kwargs={"normalize_observations": True},
+            )  # fmt: skip
+
+
+class TestFiles:
+    def test_a_loaded_model_predicts_alike_without_its_environment(self, tmp_path):
+        algorithm = model(**NORMALIZED).learn(40)
+        algorithm.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model")
+        observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+        np.testing.assert_array_equal(loaded.predict(observations)[0], algorithm.predict(observations)[0])
+        assert loaded.policy.normalizer is loaded.critic_target.features_extractor.normalizer
+
+    def test_the_policy_alone(self, tmp_path):
+        policy = model(**NORMALIZED).learn(40).policy
+        policy.save(tmp_path / "policy.pth")
+        assert largest_difference(TD3XPolicy.load(tmp_path / "policy.pth").state_dict(), policy.state_dict()) == 0
+
+    def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(self, tmp_path):
+        stays = model(**NORMALIZED).learn(40)
+        stays.save(tmp_path / "model")
+        moves = TD3X.load(tmp_path / "model", env=LineEnv())
+        for algorithm in (stays, moves):
+            without_output(algorithm)
+            feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
+            algorithm.policy.normalizer.update(np.ones((4, 3)))
+            algorithm.train(4, batch_size=16)
+        assert largest_difference(weights(stays), weights(moves)) == 0
+
+    def test_the_best_actor_keeps_the_statistics_that_it_acted_with(self):
+        algorithm = model(best_actor_window=1, **NORMALIZED).learn(100)
+        own = algorithm.best_actor.features_extractor.normalizer.moments[0]
+        before = own.mean.clone()
+        algorithm.policy.normalizer.update(np.full((100, 3), 9.0))
+        assert algorithm.policy.normalizer.moments[0].mean.min() > before.max()
+        th.testing.assert_close(own.mean, before, rtol=0, atol=0)

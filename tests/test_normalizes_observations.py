@@ -15,7 +15,7 @@ from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_
 NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}
 DICT = spaces.Dict(
     {
-        "a.b": spaces.Box(-10, 10, (2,)),
+        "vector": spaces.Box(-10, 10, (2,)),
         "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
     }
 )
@@ -105,13 +105,13 @@ class TestNetworks:
 class TestObservationSpaces:
     def test_vectors_of_a_dict_are_normalised_and_images_pass(self):
         normalizer = ObservationNormalizer(DICT)
-        assert normalizer.keys == ["a.b"]
+        assert normalizer.keys == ["vector"]
         algorithm = model(
             LineEnv(DICT), "MultiInputPolicy", policy_kwargs={"net_arch": [8], "normalize_observations": True}, buffer_size=50
         ).learn(20)
         observation = {key: algorithm.replay_buffer.observations[key][:20, 0] for key in DICT.spaces}
         np.testing.assert_allclose(
-            algorithm.policy.normalizer.moments[0].mean, observation["a.b"].mean(0), rtol=1e-3, atol=1e-4
+            algorithm.policy.normalizer.moments[0].mean, observation["vector"].mean(0), rtol=1e-3, atol=1e-4
         )
 
     def test_an_observation_without_vectors_is_refused(self):

@@ -11,6 +11,7 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 import speed_figures
+import strength_figures
 from matplotlib.figure import Figure
 from results import RETURNS, read
 
@@ -20,8 +21,9 @@ RAY_VEC_ENV = ROOT / "benchmarks" / "results" / "ray_vec_env.json"
 STUDY = ROOT / "benchmarks" / "results" / "study.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
-    "TD3X, preset default": ("td3x_default-compiled_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
-    "the same on the plain path": ("td3x_default_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
+    "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
+    "TD3X, TD3's critics and tau": ("td3x_scalar-compiled_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
+    "the same on the plain path": ("td3x_scalar_Walker2DBulletEnv-v0_s0", "#b9a5d6"),
     "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
     "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),
 }
@@ -149,6 +151,7 @@ def main() -> None:
     draw_walker(STATIC / "walker_curve.png")
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         fill(page, "walker table", walker_table())
+    strength_figures.write(ROOT / "docs" / "strength.md", STATIC / "strength.png", fill)
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
     fill(ROOT / "docs" / "scale.md", "study table", study_table())

@@ -1,0 +1,129 @@
+"""The tables and the picture of docs/strength.md, from all runs in ``results/returns``."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from results import RETURNS, read
+
+METHODS = {
+    ("td3x", "default"): ("TD3X", "#1f5fa8"),
+    ("td3x", "scalar-compiled"): ("TD3X, TD3's critics and tau", "#8fb3dd"),
+    ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
+    ("sb3_td3", "zoo"): ("SB3 TD3, rl-zoo3's settings", "#777777"),
+    ("sb3_tqc", "zoo"): ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
+}
+ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
+# Means of the last 100,000 of 500,000 steps, one seed each, from the evaluations in DLR-RM/rl-trained-agents
+ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "TQC": (3330, 3008, 2587, 2041)}
+WANTED = (3330, 3400, 2600, 2250)
+TUNING_SEEDS = 100  # and up; results are told on seeds below
+LAST = 100_000
+
+Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
+
+
+def runs() -> Runs:
+    """All runs there are, by algorithm, setting and environment."""
+    found: Runs = defaultdict(list)
+    for path in sorted(RETURNS.glob("*.csv")):
+        run = read(path.stem)
+        found[run["algo"][0], run["setting"][0], run["env"][0]].append(run)
+    return found
+
+
+def last(run: dict[str, np.ndarray], steps: int) -> float:
+    """Mean score over the run's last ``steps`` environment steps."""
+    return float(run["mean_return"][run["timesteps"] > run["timesteps"].max() - steps].mean())
+
+
+def score(run: dict[str, np.ndarray], step: int) -> float | None:
+    """The score of the evaluation at a step, ``None`` if the run is shorter."""
+    at = run["mean_return"][run["timesteps"] == step]
+    return float(at[0]) if len(at) else None
+
+
+def reported(found: Runs, method: tuple[str, str], environment: str) -> list[dict[str, np.ndarray]]:
+    """The runs of 500,000 steps on the seeds that results are told on."""
+    members = found.get((*method, environment), [])
+    return [run for run in members if int(run["seed"][0]) < TUNING_SEEDS and run["timesteps"].max() >= 500_000]
+
+
+def results_table(found: Runs) -> str:
+    """The mean of the last 100,000 steps per method and environment, over the seeds that have run, as Markdown."""
+    lines = [
+        "| 500,000 steps | " + " | ".join(env.removesuffix("BulletEnv-v0") for env in ENVIRONMENTS) + " |",
+        "|---" * 5 + "|",
+    ]
+    for method, (label, _) in METHODS.items():
+        cells = [_cell([last(run, LAST) for run in reported(found, method, env)]) for env in ENVIRONMENTS]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for label, values in ZOO_AGENTS.items():
+        lines.append(f"| {label}, rl-zoo's published agents | " + " | ".join(f"{value} (1)" for value in values) + " |")
+    lines.append("| TD3X, to reach (5 seeds) | " + " | ".join(f"{value}" for value in WANTED) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "not run"
+    spread = f" ± {np.std(values, ddof=1):.0f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.0f}{spread} ({len(values)})"
+
+
+def runs_table(found: Runs) -> str:
+    """A line per run on the seeds that results are told on, as Markdown."""
+    marks = (100_000, 200_000, 300_000, 400_000, 500_000)
+    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 100k", "best", "minutes")
+    lines = [f"| run | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for algo, setting, env in sorted(found):
+        for run in reported(found, (algo, setting), env):
+            at = ["-" if (value := score(run, mark)) is None else f"{value:.0f}" for mark in marks]
+            end = [f"{last(run, LAST):.0f}", f"{run['mean_return'].max():.0f}", f"{run['wall_seconds'][-1] / 60:.0f}"]
+            lines.append(f"| {algo} {setting}, {env}, seed {int(run['seed'][0])} | {' | '.join([*at, *end])} |")
+    return "\n".join(lines)
+
+
+def screening_table(found: Runs) -> str:
+    """The short runs on tuning seeds, as Markdown."""
+    marks = (50_000, 100_000, 150_000)
+    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
+    lines = [f"| environment, setting, seed | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
+        for run in found["td3x", setting, env]:
+            if int(run["seed"][0]) >= TUNING_SEEDS:
+                at = ["-" if (value := score(run, mark)) is None else f"{value:.0f}" for mark in marks]
+                end = f"{last(run, 50_000):.0f} | {run['mean_return'].max():.0f}"
+                name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
+                lines.append(f"| {name} | {' | '.join(at)} | {end} |")
+    return "\n".join(lines)
+
+
+def draw(found: Runs, out: Path) -> None:
+    """Learning curves over steps (above) and over minutes (below), one column per environment that has runs."""
+    environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in METHODS)]
+    figure = Figure(figsize=(max(4.2 * len(environments), 7), 6), dpi=110, layout="constrained")
+    grid = figure.subplots(2, len(environments), squeeze=False, sharey="col")
+    for column, env in zip(grid.T, environments, strict=True):
+        for method, (label, colour) in METHODS.items():
+            for index, run in enumerate(reported(found, method, env)):
+                for axes, x in zip(column, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
+                    axes.plot(x, run["mean_return"], color=colour, linewidth=1.3, label=None if index else label)
+        column[0].set_title(env, fontsize=11, loc="left")
+        for axes, name in zip(column, ("thousand environment steps", "minutes"), strict=True):
+            axes.set(xlabel=name, ylabel="return per episode", xlim=(0, None), ylim=(0, None))
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        column[0].legend(frameon=False, fontsize=8)
+    figure.savefig(out)
+
+
+def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
+    """Draw the picture and fill the page's tables."""
+    found = runs()
+    draw(found, picture)
+    fill(page, "results table", results_table(found))
+    fill(page, "runs table", runs_table(found))
+    fill(page, "screening table", screening_table(found))

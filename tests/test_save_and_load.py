@@ -95,7 +95,7 @@ def test_the_format_version_is_in_the_file(saved):
 
 
 def test_golden_files_are_there():
-    assert {path.stem for path in GOLDEN} >= {"sb3_td3_2.9.2", "td3x_format_1", "td3x_plain_json"}
+    assert {path.stem for path in GOLDEN} >= {"sb3_td3_2.9.2", "td3x_format_1", "td3x_plain_json", "td3x_quantiles"}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)

@@ -1,8 +1,8 @@
 """
 TD3X in rl-zoo3 under the name ``td3x``.
 
-``python -m sb3_td3x.zoo train --algo td3x ...`` registers TD3X and hands over to rl-zoo3's script of that name. Scripts that are
-started as rl-zoo3's own know it with a file ``custom_envs.py`` that calls ``register``: rl-zoo3 imports that module if there is one.
+``python -m sb3_td3x.zoo train --algo td3x ...`` registers TD3X and hands over to rl-zoo3's script of that name. rl-zoo3's own
+commands know it where a ``custom_envs.py`` calls ``register``: rl-zoo3 imports a module of that name if there is one.
 """
 
 from importlib.util import find_spec

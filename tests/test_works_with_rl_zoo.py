@@ -18,6 +18,7 @@ from sb3_td3x.zoo import __main__ as launcher
 from sb3_td3x.zoo import hyperparams
 
 ROOT = Path(__file__).parent.parent
+SCHEDULE = "learning_rate:'lin_1e-3'"  # rl-zoo3 makes an object of its own of it, which the zip cannot hold as plain data
 HOPPER = ["--algo", "td3x", "--env", "HopperBulletEnv-v0"]
 SHORT = ["--eval-freq", "100", "--eval-episodes", "2", "--seed", "1", "--num-threads", "1"]
 SEARCH = ["--storage", "study.log", "--study-name", "line"]
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder):
     """A run of rl-zoo3 with two environments in processes of their own, and beside it one of ``td3x train``."""
-    many = ["--vec-env", "subproc", "-params", "n_envs:2", "--save-replay-buffer"]
+    many = ["--vec-env", "subproc", "-params", "n_envs:2", SCHEDULE, "--save-replay-buffer"]
     process = start(folder, "sb3_td3x.zoo", "train", *HOPPER, *SHORT, "-n", "300", *many)
     ours = ["--steps", "300", "--eval-freq", "100", "--eval-episodes", "2", "--no-film", "--out", str(folder / "ours")]
     assert CliRunner().invoke(cli.app, ["train", *HOPPER[2:], *ours]).exit_code == 0
@@ -101,6 +102,11 @@ def of(session, name):
     return printed[name]
 
 
+def loaded(file):
+    """As rl-zoo3's ``enjoy`` loads it."""
+    return TD3X.load(file, custom_objects={"learning_rate": 0.0})
+
+
 class TestTrain:
     def test_takes_our_preset_and_leaves_a_run_folder(self, trained):
         run, printed = trained
@@ -108,8 +114,8 @@ class TestTrain:
         for name in ("evaluations.npz", "best_model.zip", "HopperBulletEnv-v0.zip", "0.monitor.csv", "1.monitor.csv"):
             assert (run / name).exists(), name
         preset = hyperparams.hyperparams["HopperBulletEnv-v0"]
-        assert RunDir.open(run).config() == {**preset, "n_envs": 2}
-        model = TD3X.load(run / "HopperBulletEnv-v0.zip")
+        assert RunDir.open(run).config() == {**preset, "n_envs": 2, "learning_rate": "lin_1e-3"}
+        model = loaded(run / "HopperBulletEnv-v0.zip")
         assert (model.n_envs, model.num_timesteps, model.gamma) == (2, 300, preset["gamma"])
         assert model._n_updates > 0
 
@@ -119,12 +125,12 @@ class TestTrain:
     def test_plain_rl_zoo_goes_on_with_a_run(self, folder, trained):
         """``-i``, started as rl-zoo3's own script, with the replay buffer beside the model."""
         model = trained[0] / "HopperBulletEnv-v0.zip"
-        more = ["-params", "n_envs:2", "-i", str(model), "--conf-file", "sb3_td3x.zoo.hyperparams", "-f", "continued"]
+        more = ["-params", "n_envs:2", SCHEDULE, "-i", str(model), "-conf", "sb3_td3x.zoo.hyperparams", "-f", "continued"]
         printed = finished(start(folder, "rl_zoo3.train", *HOPPER, *SHORT, "-n", "100", *more))
         assert "Loading pretrained agent" in printed
         assert "Loading replay buffer" in printed
         (zipped,) = (folder / "continued").rglob("HopperBulletEnv-v0.zip")
-        assert TD3X.load(zipped)._n_updates > TD3X.load(model)._n_updates > 0
+        assert loaded(zipped)._n_updates > loaded(model)._n_updates > 0
 
 
 class TestSearch:
@@ -167,9 +173,9 @@ class TestPlay:
     def test_a_model_that_only_plays_takes_no_memory_for_its_buffer(self, trained):
         """rl-zoo3 asks for a buffer of one transition for its own algorithms alone."""
         file = trained[0] / "HopperBulletEnv-v0.zip"
-        kept = TD3X.load(file)  # what every load takes once
+        kept = loaded(file)  # what every load takes once
         before = resident_bytes()
-        model = TD3X.load(file)
+        model = loaded(file)
         buffer = sum(value.nbytes for value in vars(model.replay_buffer).values() if isinstance(value, np.ndarray))
         assert buffer > 100e6
         assert resident_bytes() - before < buffer / 4

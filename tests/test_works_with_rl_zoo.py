@@ -151,7 +151,7 @@ class TestSearch:
     def test_a_trial_can_be_trained(self, folder, session, searched):
         of(session, "trial")
         drawn = searched[0].trials[-1].params
-        model = TD3X.load(folder / "logs/td3x/Line-v0_1/Line-v0.zip", trust=True)
+        model = loaded(folder / "logs/td3x/Line-v0_1/Line-v0.zip")
         for name in ("n_quantiles", "policy_delay", "tau", "train_freq"):
             value = model.train_freq.frequency if name == "train_freq" else getattr(model, name)
             assert value == drawn[name], name

@@ -41,7 +41,7 @@ gym.register("DivergesOnce-v0", DivergesOnce)
 
 def settings(model):
     """All that the constructor was told, in values that can be compared."""
-    values = {name: getattr(model, name) for name in presets.MODEL_KEYS}
+    values = {name: getattr(model, name) for name in presets.MODEL_KEYS if name != "stats_window_size"}
     values["learning_rate"] = [model.lr_schedule(left) for left in (1.0, 0.5)]
     noise = model.action_noise
     sigma = np.zeros(1) if noise is None else noise._sigma

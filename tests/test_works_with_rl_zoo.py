@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,13 +81,17 @@ def session(folder, trained, searched):
         "enjoy": ["enjoy", *HOPPER, "-f", "logs", *quiet, "--load-best"],
         "enjoy ours": ["enjoy", *HOPPER, "-f", "ours", *quiet],
         "film": ["record_video", *HOPPER, "-f", "logs", "-n", "30", "-o", str(folder / "film")],
-        "all_plots": ["all_plots", *plotted, "-f", "logs", "ours", "-o", "scores", "--no-display", "-max", "1000"],
+        "all_plots": ["all_plots", *plotted, "-f", "both", "-o", "scores", "-print", "-max", "1000"],
         "plot_from_file": ["plot_from_file", "-i", "scores.pkl", "--no-million", "-o", "scores.svg"],
-        "plot_train": ["plot_train", *plotted, "-f", "logs", "-w", "2"],
-        "plot_train ours": ["plot_train", *plotted, "-f", "ours", "-w", "2"],
+        "plot_train": ["plot_train", *plotted, "-f", "both", "-w", "2"],
         "trial": ["train", *line, *SEARCH, "--trial-id", last, "-n", "110", *SHORT],
         "unknown option": ["enjoy", "--nonsense"],
     }
+    for number, logs in enumerate(("logs", "ours"), start=1):
+        run = shutil.copytree(
+            folder / logs / "td3x" / "HopperBulletEnv-v0_1", folder / f"both/td3x/HopperBulletEnv-v0_{number}"
+        )
+        assert (run / "evaluations.npz").exists()
     (folder / "session").mkdir()
     file = folder / "session" / "commands.json"
     file.write_text(json.dumps(list(commands.values())))
@@ -126,7 +131,7 @@ class TestTrain:
         """``-i``, started as rl-zoo3's own script, with the replay buffer beside the model."""
         model = trained[0] / "HopperBulletEnv-v0.zip"
         more = ["-params", "n_envs:2", SCHEDULE, "-i", str(model), "-conf", "sb3_td3x.zoo.hyperparams", "-f", "continued"]
-        printed = finished(start(folder, "rl_zoo3.train", *HOPPER, *SHORT, "-n", "100", *more))
+        printed = finished(start(folder, "rl_zoo3.train", *HOPPER, *SHORT, "-n", "150", *more))
         assert "Loading pretrained agent" in printed
         assert "Loading replay buffer" in printed
         (zipped,) = (folder / "continued").rglob("HopperBulletEnv-v0.zip")
@@ -187,13 +192,27 @@ def resident_bytes():
 
 
 class TestPlots:
-    def test_all_plots_puts_our_runs_beside_rl_zoos(self, session):
-        table = of(session, "all_plots")
-        assert re.search(r"\|HopperBulletEnv-v0\| *-?\d+ \+/- \d+ *\| *-?\d+ \+/- \d+ *\|", table), table
+    """Of a folder that holds a run of rl-zoo3 and one of ``td3x train``."""
 
-    @pytest.mark.parametrize("name", ["plot_from_file", "plot_train", "plot_train ours"])
-    def test_the_other_scripts_draw(self, session, name):
-        of(session, name)
+    def test_all_plots(self, session):
+        printed = of(session, "all_plots")
+        assert "HopperBulletEnv-v0-TD3X-both: 2" in printed
+        assert re.search(r"\|HopperBulletEnv-v0\| *-?\d+ \+/- \d+ *\|", printed), printed
+        assert points(printed) == [3]
+
+    def test_plot_from_file(self, session, folder):
+        assert points(of(session, "plot_from_file"))[0] == 3
+        assert (folder / "scores.svg").stat().st_size > 1000
+
+    def test_plot_train(self, session):
+        drawn = points(of(session, "plot_train"))
+        assert len(drawn) == 2
+        assert min(drawn) > 2
+
+
+def points(printed):
+    """How many points each curve has."""
+    return [int(number) for number in re.search(r"points drawn: (.*)", printed).group(1).split()]
 
 
 class TestLauncher:

@@ -29,17 +29,17 @@ def sample(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: di
     return {"action_noise": None, **sample_td3_params(trial, n_actions, n_envs, additional_args), **own}
 
 
-def convert(sampled: dict[str, Any]) -> dict[str, Any]:
+def convert(sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
     What a study stored of a trial, in the keys of rl-zoo3's files (``--trial-id``).
 
-    :param sampled: Optuna's parameters of the trial
+    :param sampled_params: Optuna's parameters of the trial
     :return: an entry as in a preset
     """
     # rl-zoo3 would put `n_quantiles` among the policy's arguments, as for TQC
-    own = {name: sampled[name] for name in ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")}
-    goals = {name: sampled[name] for name in HER if name in sampled}
-    entry = convert_offpolicy_params({name: value for name, value in sampled.items() if name not in {*own, *goals}})
+    own = {name: sampled_params[name] for name in ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")}
+    goals = {name: sampled_params[name] for name in HER if name in sampled_params}
+    entry = convert_offpolicy_params({name: value for name, value in sampled_params.items() if name not in {*own, *goals}})
     if entry["noise_type"] is None:  # which rl-zoo3 would hand to the constructor
         entry.update(noise_type="normal", noise_std=0.0)
     return {**entry, **own, **({"replay_buffer_kwargs": goals} if goals else {})}

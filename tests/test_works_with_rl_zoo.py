@@ -88,10 +88,7 @@ def session(folder, trained, searched):
         "unknown option": ["enjoy", "--nonsense"],
     }
     for number, logs in enumerate(("logs", "ours"), start=1):
-        run = shutil.copytree(
-            folder / logs / "td3x" / "HopperBulletEnv-v0_1", folder / f"both/td3x/HopperBulletEnv-v0_{number}"
-        )
-        assert (run / "evaluations.npz").exists()
+        shutil.copytree(folder / logs / "td3x/HopperBulletEnv-v0_1", folder / f"both/td3x/HopperBulletEnv-v0_{number}")
     (folder / "session").mkdir()
     file = folder / "session" / "commands.json"
     file.write_text(json.dumps(list(commands.values())))

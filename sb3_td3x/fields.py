@@ -94,7 +94,8 @@ def decoded(file: ModelFile, cls: type, given: dict[str, Any], changed: dict[str
     :param file: TD3X's zip or SB3's
     :param cls: the algorithm
     :param given: attributes that the caller gives instead (``custom_objects``)
-    :param changed: attributes that are changed after loading: limits on what the file says of them do not matter
+    :param changed: attributes that are changed after loading: limits on what the file says of them do not matter, nor whether
+        it can be read
     :return: by name, those of ``given`` that the file has among them
     :raises UntrustedModelError: naming an attribute that cannot be read that way and what it holds
     :raises ModelFileError: for attributes that a model does not have or of another type
@@ -108,6 +109,8 @@ def decoded(file: ModelFile, cls: type, given: dict[str, Any], changed: dict[str
             found[name] = given[name]
         elif name in REBUILT:
             found[name] = None
+        elif name in changed and file.plain is not None and name in file.plain["untrusted"]:
+            found[name] = changed[name]  # nothing of what the file holds is wanted
         else:
             found[name] = _one(file, name)
             _require_type(name, found[name], file.name)

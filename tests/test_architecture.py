@@ -15,7 +15,7 @@ ORDER = [
     "pickle_rules", "unpickling", "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update",
     "recordable", "accelerate", "overlap", "loading", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed", "study", "cli",
-    "__main__",
+    "zoo", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

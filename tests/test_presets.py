@@ -1,7 +1,10 @@
 """Presets hold what they say, build for every environment they name, and read no code."""
 
+import re
 from importlib.resources import files
 
+import gymnasium as gym
+import pybullet_envs_gymnasium  # noqa: F401
 import pytest
 import yaml
 from stable_baselines3 import HerReplayBuffer
@@ -15,6 +18,20 @@ ENTRIES = [
     for name in presets.names()
     for env_id in yaml.safe_load((files("sb3_td3x.presets") / f"{name}.yml").read_text())
 ]
+
+
+FAMILIES = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.mujoco", "pybullet_envs_gymnasium")
+DISCRETE = ("Acrobot", "CartPole", "LunarLander", "MountainCar")
+SOURCE = re.compile(r"rl-zoo3 [\d.]+|TD3 authors'")
+
+
+def continuous_tasks():
+    """The newest version of every task of these families whose actions are continuous."""
+    newest = {}
+    for spec in gym.registry.values():
+        if str(spec.entry_point).startswith(FAMILIES) and spec.name not in DISCRETE:
+            newest[spec.name] = max(newest.get(spec.name, 0), spec.version)
+    return [f"{name}-v{version}" for name, version in newest.items()]
 
 
 def test_there_are_three():
@@ -31,6 +48,27 @@ def test_every_entry_builds_a_model(name, env_id):
     for key in ("gamma", "batch_size", "tau", "learning_rate", "gradient_steps"):
         if isinstance(entry.get(key), (int, float)):
             assert getattr(algorithm, key) == entry[key]
+
+
+@pytest.mark.parametrize("env_id", continuous_tasks())
+def test_every_continuous_task_of_the_common_families_has_an_entry_that_names_its_source(env_id):
+    text = (files("sb3_td3x.presets") / "default.yml").read_text()
+    (paragraph,) = (part for part in paragraphs_under_comments(text) if re.search(rf"^{env_id}:", part, re.MULTILINE))
+    comment = "".join(line for line in paragraph.splitlines() if line.startswith("#"))
+    assert SOURCE.search(comment), paragraph
+    assert presets.model_arguments(presets.load("default", env_id))
+    assert presets.load("default", env_id)["policy"] == ("CnnPolicy" if env_id.startswith("CarRacing") else "MlpPolicy")
+
+
+def paragraphs_under_comments(text):
+    """The file in parts, each of which begins with a comment."""
+    return re.split(r"\n\n(?=#)", text)
+
+
+def test_the_families_are_there():
+    tasks = continuous_tasks()
+    assert sum("Bullet" in env_id for env_id in tasks) == 13
+    assert {"Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "CarRacing-v3", "Humanoid-v5"} <= set(tasks)
 
 
 def test_t3d_is_the_texts_recipe_for_every_environment():

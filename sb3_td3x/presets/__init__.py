@@ -34,7 +34,7 @@ _CLASSES: dict[str, dict[str, Any]] = {
     "replay_buffer_class": {
         name: f"stable_baselines3.common.buffers:{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
     }
-    | {"HerReplayBuffer": "stable_baselines3:HerReplayBuffer"},
+    | {"HerReplayBuffer": "stable_baselines3:HerReplayBuffer", "DeviceReplayBuffer": "sb3_td3x.replay:DeviceReplayBuffer"},
     "env_wrapper": {
         "sb3_contrib.common.wrappers.TimeFeatureWrapper": "sb3_contrib.common.wrappers:TimeFeatureWrapper",
         "gymnasium.wrappers.FlattenObservation": "gymnasium.wrappers:FlattenObservation",
@@ -56,8 +56,13 @@ def load(name: str, env_id: str) -> dict[str, Any]:
     """
     if name not in names():
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}")
-    table = yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
-    return dict(table.get(env_id, table["default"]))
+    entries = table(name)
+    return dict(entries.get(env_id, entries["default"]))
+
+
+def table(name: str) -> dict[str, dict[str, Any]]:
+    """Every entry of a preset, by environment."""
+    return yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -136,6 +141,11 @@ def known_class(key: str, name: str) -> Any:
         module, _, attribute = found.partition(":")
         return getattr(import_module(module), attribute)
     return found
+
+
+def replay_buffers() -> dict[str, Any]:
+    """The classes that ``replay_buffer_class`` may name."""
+    return {name: known_class("replay_buffer_class", name) for name in _CLASSES["replay_buffer_class"]}
 
 
 def _parsed(text: str) -> Any:

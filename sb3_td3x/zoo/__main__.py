@@ -1,0 +1,46 @@
+"""``python -m sb3_td3x.zoo <script> ...``: a script of rl-zoo3 that knows ``--algo td3x``."""
+
+import argparse
+import runpy
+import sys
+import warnings
+
+from sb3_td3x.zoo import register
+
+SCRIPTS = {
+    **{name: f"rl_zoo3.{name}" for name in ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")},
+    **{name: f"rl_zoo3.plots.{name}" for name in ("all_plots", "plot_train", "plot_from_file")},
+}
+
+
+def main() -> None:
+    """Read the script's name, register TD3X, and let rl-zoo3 read the other arguments."""
+    parser = argparse.ArgumentParser("python -m sb3_td3x.zoo", description="rl-zoo3's scripts, with --algo td3x.")
+    parser.add_argument("script", choices=SCRIPTS, help="what to run; SCRIPT --help lists its options")
+    parser.add_argument("arguments", nargs="...", help="the script's options")
+    script = parser.parse_args(sys.argv[1:2]).script
+    try:
+        register()
+    except ImportError as error:
+        parser.error(str(error))
+    sys.argv[1:] = with_our_preset(sys.argv[2:]) if script == "train" else sys.argv[2:]
+    # What `python -m rl_zoo3.plots.all_plots` says too: importing rl_zoo3.plots has imported the script already
+    warnings.filterwarnings("ignore", "'rl_zoo3.* found in sys.modules", RuntimeWarning)
+    runpy.run_module(SCRIPTS[script], run_name="__main__", alter_sys=True)
+
+
+def with_our_preset(arguments: list[str]) -> list[str]:
+    """Arguments of ``train`` with the preset ``default`` as the file of hyper-parameters, where TD3X has been given none."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--algo")
+    parser.add_argument("-conf", "--conf-file")
+    from sb3_td3x.rundir import ALGORITHM
+
+    given, _ = parser.parse_known_args(arguments)
+    if given.algo != ALGORITHM or given.conf_file is not None:
+        return arguments
+    return [*arguments, "--conf-file", "sb3_td3x.zoo.hyperparams"]
+
+
+if __name__ == "__main__":
+    main()

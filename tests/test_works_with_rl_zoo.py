@@ -1,0 +1,257 @@
+"""rl-zoo3's scripts take TD3X for one of their algorithms, and its plots read our runs."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from typer.testing import CliRunner
+
+from sb3_td3x import TD3X, cli
+from sb3_td3x.rundir import RunDir
+from sb3_td3x.zoo import __main__ as launcher
+from sb3_td3x.zoo import hyperparams
+
+ROOT = Path(__file__).parent.parent
+SCHEDULE = "learning_rate:'lin_1e-3'"  # rl-zoo3 makes an object of its own of it, which the zip cannot hold as plain data
+HOPPER = ["--algo", "td3x", "--env", "HopperBulletEnv-v0"]
+SHORT = ["--eval-freq", "100", "--eval-episodes", "2", "--seed", "1", "--num-threads", "1"]
+SEARCH = ["--storage", "study.log", "--study-name", "line"]
+
+
+def start(folder, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finished(process):
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a user works, with the file that the docs show."""
+    folder = tmp_path_factory.mktemp("zoo")
+    shown = re.search(
+        r"```\{code-block\} python\n:caption: custom_envs.py\n\n(.*?)```", (ROOT / "docs/zoo.md").read_text(), re.S
+    )
+    (folder / "custom_envs.py").write_text(shown.group(1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """A run of rl-zoo3 with two environments in processes of their own, and beside it one of ``td3x train``."""
+    many = ["--vec-env", "subproc", "-params", "n_envs:2", SCHEDULE, "--save-replay-buffer"]
+    process = start(folder, "sb3_td3x.zoo", "train", *HOPPER, *SHORT, "-n", "300", *many)
+    ours = ["--steps", "300", "--eval-freq", "100", "--eval-episodes", "2", "--no-film", "--out", str(folder / "ours")]
+    assert CliRunner().invoke(cli.app, ["train", *HOPPER[2:], *ours]).exit_code == 0
+    return folder / "logs/td3x/HopperBulletEnv-v0_1", finished(process)
+
+
+@pytest.fixture(scope="module")
+def searched(folder):
+    """Two processes at work on one study; the first trial of each meets a NaN."""
+    one = ["train", "--algo", "td3x", "--env", "DivergesOnce-v0", "--gym-packages", "tests.zoo_session", "-optimize", *SEARCH]
+    few = ["-n", "120", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots"]
+    processes = [start(folder, "sb3_td3x.zoo", *one, *few, "--num-threads", "1", "--seed", seed) for seed in "12"]
+    printed = [finished(process) for process in processes]
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
+    return optuna.load_study(study_name="line", storage=storage), printed
+
+
+@pytest.fixture(scope="module")
+def session(folder, trained, searched):
+    """What several commands printed, by name; they share a process, as each would spend seconds on imports."""
+    quiet, plotted = ["--no-render", "-n", "40"], ["-a", "td3x", "-e", "HopperBulletEnv-v0"]
+    last = str(searched[0].trials[-1].number)
+    line = ["--algo", "td3x", "--env", "Line-v0", "--gym-packages", "tests.zoo_session"]
+    commands = {
+        "presets": ["presets_agree"],
+        "samples": ["samples_are_accepted"],
+        "enjoy": ["enjoy", *HOPPER, "-f", "logs", *quiet, "--load-best"],
+        "enjoy ours": ["enjoy", *HOPPER, "-f", "ours", *quiet],
+        "film": ["record_video", *HOPPER, "-f", "logs", "-n", "30", "-o", str(folder / "film")],
+        "all_plots": ["all_plots", *plotted, "-f", "both", "-o", "scores", "-print", "-max", "1000"],
+        "plot_from_file": ["plot_from_file", "-i", "scores.pkl", "--no-million", "-o", "scores.svg"],
+        "plot_train": ["plot_train", *plotted, "-f", "both", "-w", "2"],
+        "trial": ["train", *line, *SEARCH, "--trial-id", last, "-n", "110", *SHORT],
+        "unknown option": ["enjoy", "--nonsense"],
+    }
+    for number, logs in enumerate(("logs", "ours"), start=1):
+        shutil.copytree(folder / logs / "td3x/HopperBulletEnv-v0_1", folder / f"both/td3x/HopperBulletEnv-v0_{number}")
+    (folder / "session").mkdir()
+    file = folder / "session" / "commands.json"
+    file.write_text(json.dumps(list(commands.values())))
+    finished(start(folder, "tests.zoo_session", str(file)))
+    failed = json.loads(file.read_text())
+    printed = {name: file.with_name(f"{number}.txt").read_text() for number, name in enumerate(commands)}
+    return printed, {name for number, name in enumerate(commands) if number in failed}
+
+
+def of(session, name):
+    printed, failed = session
+    assert name not in failed, printed[name]
+    return printed[name]
+
+
+def loaded(file):
+    """As rl-zoo3's ``enjoy`` loads it."""
+    return TD3X.load(file, custom_objects={"learning_rate": 0.0})
+
+
+class TestTrain:
+    def test_takes_our_preset_and_leaves_a_run_folder(self, trained):
+        run, printed = trained
+        assert "Loading hyperparameters from: sb3_td3x.zoo.hyperparams" in printed
+        for name in ("evaluations.npz", "best_model.zip", "HopperBulletEnv-v0.zip", "0.monitor.csv", "1.monitor.csv"):
+            assert (run / name).exists(), name
+        preset = hyperparams.hyperparams["HopperBulletEnv-v0"]
+        assert RunDir.open(run).config() == {**preset, "n_envs": 2, "learning_rate": "lin_1e-3"}
+        model = loaded(run / "HopperBulletEnv-v0.zip")
+        assert (model.n_envs, model.num_timesteps, model.gamma) == (2, 300, preset["gamma"])
+        assert model._n_updates > 0
+
+    def test_makes_the_models_that_td3x_train_makes(self, session):
+        of(session, "presets")
+
+    def test_plain_rl_zoo_goes_on_with_a_run(self, folder, trained):
+        """``-i``, started as rl-zoo3's own script, with the replay buffer beside the model."""
+        model = trained[0] / "HopperBulletEnv-v0.zip"
+        more = ["-params", "n_envs:2", SCHEDULE, "-i", str(model), "-conf", "sb3_td3x.zoo.hyperparams", "-f", "continued"]
+        printed = finished(start(folder, "rl_zoo3.train", *HOPPER, *SHORT, "-n", "150", *more))
+        assert "Loading pretrained agent" in printed
+        assert "Loading replay buffer" in printed
+        (zipped,) = (folder / "continued").rglob("HopperBulletEnv-v0.zip")
+        assert loaded(zipped)._n_updates > loaded(model)._n_updates > 0
+
+
+class TestSearch:
+    def test_two_processes_share_a_study(self, searched):
+        study, _ = searched
+        assert len(study.trials) == 4
+        assert all(set(trial.params) >= {"n_quantiles", "top_quantiles_to_drop_per_net", "tau"} for trial in study.trials)
+
+    def test_a_diverging_trial_is_pruned_and_the_search_goes_on(self, searched):
+        study, printed = searched
+        states = [trial.state.name for trial in study.trials]
+        assert sorted(states) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
+        assert all("reward is not finite" in text for text in printed)
+
+    def test_all_that_is_drawn_is_accepted(self, session):
+        of(session, "samples")
+
+    def test_a_trial_can_be_trained(self, folder, session, searched):
+        of(session, "trial")
+        drawn = searched[0].trials[-1].params
+        model = loaded(folder / "logs/td3x/Line-v0_1/Line-v0.zip")
+        for name in ("n_quantiles", "policy_delay", "tau", "train_freq"):
+            value = model.train_freq.frequency if name == "train_freq" else getattr(model, name)
+            assert value == drawn[name], name
+
+
+class TestPlay:
+    def test_enjoy(self, session):
+        assert "Mean reward" in of(session, "enjoy")
+
+    def test_enjoy_reads_runs_of_td3x_train(self, session):
+        assert "Mean reward" in of(session, "enjoy ours")
+
+    def test_record_video(self, session, folder):
+        of(session, "film")
+        (film,) = (folder / "film").glob("*.mp4")
+        assert film.stat().st_size > 1000
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+    def test_a_model_that_only_plays_takes_no_memory_for_its_buffer(self, trained):
+        """rl-zoo3 asks for a buffer of one transition for its own algorithms alone."""
+        file = trained[0] / "HopperBulletEnv-v0.zip"
+        kept = loaded(file)  # what every load takes once
+        before = resident_bytes()
+        model = loaded(file)
+        buffer = sum(value.nbytes for value in vars(model.replay_buffer).values() if isinstance(value, np.ndarray))
+        assert buffer > 100e6
+        assert resident_bytes() - before < buffer / 4
+        del kept
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class TestPlots:
+    """Of a folder that holds a run of rl-zoo3 and one of ``td3x train``."""
+
+    def test_all_plots(self, session):
+        printed = of(session, "all_plots")
+        assert "HopperBulletEnv-v0-TD3X-both: 2" in printed
+        assert re.search(r"\|HopperBulletEnv-v0\| *-?\d+ \+/- \d+ *\|", printed), printed
+        assert points(printed) == [3]
+
+    def test_plot_from_file(self, session, folder):
+        assert points(of(session, "plot_from_file"))[0] == 3
+        assert (folder / "scores.svg").stat().st_size > 1000
+
+    def test_plot_train(self, session):
+        drawn = points(of(session, "plot_train"))
+        assert len(drawn) == 2
+        assert min(drawn) > 2
+
+
+def points(printed):
+    """How many points each curve has."""
+    return [int(number) for number in re.search(r"points drawn: (.*)", printed).group(1).split()]
+
+
+class TestLauncher:
+    @staticmethod
+    def refused(monkeypatch, capsys, *arguments):
+        monkeypatch.setattr(sys, "argv", ["zoo", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            launcher.main()
+        return ended.value.code, "".join(capsys.readouterr())
+
+    def test_help_names_the_scripts(self, monkeypatch, capsys):
+        code, printed = self.refused(monkeypatch, capsys, "--help")
+        assert code == 0
+        assert all(name in printed for name in launcher.SCRIPTS)
+
+    def test_an_unknown_script_is_refused_with_those_there_are(self, monkeypatch, capsys):
+        code, printed = self.refused(monkeypatch, capsys, "benchmark")
+        assert code == 2
+        assert "invalid choice: 'benchmark'" in printed
+        assert "record_video" in printed
+
+    def test_without_rl_zoo_it_says_what_to_install(self, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "rl_zoo3", None)
+        code, printed = self.refused(monkeypatch, capsys, "train")
+        assert code == 2
+        assert 'pip install "sb3-td3x[zoo]"' in printed
+
+    def test_an_unknown_option_is_rl_zoos_to_refuse(self, session):
+        assert "unknown option" in session[1]
+
+    @pytest.mark.parametrize(
+        ("arguments", "is_ours"),
+        [
+            (["--algo", "td3x", "-params", "n_envs:2"], True),
+            (["--env", "Pendulum-v1", "--algo=td3x"], True),
+            (["--algo", "td3x", "--conf-file", "mine.yml"], False),
+            (["--algo", "td3x", "--conf-file=mine.yml"], False),
+            (["--algo", "td3x", "-conf", "mine.yml"], False),
+            (["--algo", "td3"], False),
+            (["--env", "Pendulum-v1"], False),
+        ],
+    )
+    def test_our_preset_is_for_td3x_without_a_file_of_its_own(self, arguments, is_ours):
+        added = ["--conf-file", "sb3_td3x.zoo.hyperparams"] if is_ours else []
+        assert launcher.with_our_preset(arguments) == [*arguments, *added]

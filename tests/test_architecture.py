@@ -13,8 +13,8 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
     "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
-    "loading", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed",
+    "loading", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
+    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "hub", "speed",
     "study", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}

@@ -176,7 +176,7 @@ def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -
         f"## Usage\n```python\n{_usage(run, repo_id, is_safe)}```",
         *_repetition(run),
         f"## Hyperparameters\n```yaml\n{run.config_file.read_text().strip()}\n```",
-        f"## Versions\n```yaml\n{yaml.safe_dump(run.arguments().get('versions'), sort_keys=False)}```",
+        *_versions(run),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -222,3 +222,9 @@ def _repetition(run: RunDir) -> list[str]:
     for assignment in wanted.overrides:
         words += ["--set", assignment]
     return [f"## Training\n```sh\n{shlex.join(words)}\n```"]
+
+
+def _versions(run: RunDir) -> list[str]:
+    """What the run was made with; nothing for a run that td3x did not make."""
+    versions = run.arguments().get("versions")
+    return [f"## Versions\n```yaml\n{yaml.safe_dump(versions, sort_keys=False)}```"] if versions else []

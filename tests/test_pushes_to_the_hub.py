@@ -61,10 +61,9 @@ def remote(monkeypatch, tmp_path):
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id, dirs_exist_ok=True)
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Stub)
-    monkeypatch.setattr(
-        huggingface_hub, "hf_hub_download", lambda repo_id, filename: str(tmp_path / "hub" / repo_id / filename)
-    )
-    return tmp_path / "hub"
+    hub_folder = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, name: str(hub_folder / repo_id / name))
+    return hub_folder
 
 
 def called(monkeypatch, capfd, *arguments):
@@ -161,8 +160,10 @@ class TestTheCommand:
         assert "holds files already" in printed.err
 
     def test_a_missing_token_is_one_line(self, run, monkeypatch, capfd):
+        from huggingface_hub.errors import LocalTokenNotFoundError
+
         def refuse(self, **_):
-            raise huggingface_hub.errors.LocalTokenNotFoundError("Token is required,\nbut no token was found.")
+            raise LocalTokenNotFoundError("Token is required,\nbut no token was found.")
 
         monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
         code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
@@ -201,7 +202,7 @@ class TestAModelThatNeedsTrust:
 
     def test_is_written_when_asked_for_and_its_card_says_so(self, scheduled, tmp_path):
         hub.write(scheduled, tmp_path / "here", REPO, episodes=1, trust=True)
-        metadata, text = card_of(tmp_path / "here")
+        _, text = card_of(tmp_path / "here")
         assert "runs code of its author" in text
         assert "trust=True)" in block(text, "python")
         assert "td3x train" not in text  # the run does not say how it was made

@@ -251,10 +251,21 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
         except th.onnx.OnnxExporterError as error:
             reason = error.__cause__ or error
             raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error
-    content = program.model_proto  # type: ignore[union-attr]  # None is what the older exporter gives
+    _keep_names_apart(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
+    content = program.model_proto  # type: ignore[union-attr]
     for part in (*content.graph.node, *content.graph.value_info, *content.graph.input, *content.graph.output):
         del part.metadata_props[:]  # lines of code, with the paths of this machine
     return content
+
+
+def _keep_names_apart(graph: Any, ours: set[str]) -> None:
+    """torch calls results by their operation; an observation's key may be ``view`` or ``linear`` as well."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    for number, node in enumerate(RecursiveGraphIterator(graph)):
+        for value in node.outputs:
+            if value.name in ours and not value.is_graph_output():
+                value.name = f"{value.name}/{number}"
 
 
 @contextmanager
@@ -277,8 +288,11 @@ def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], 
     """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
-    (actions,) = session.run(None, dict(batch))
+    try:
+        session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
+        (actions,) = session.run(None, dict(batch))
+    except Exception as error:  # onnxruntime's have no common class
+        raise ValueError(f"onnxruntime cannot run the exported graph: {error}") from error
     scale = (graph.high - graph.low).numpy() / 2
     difference = float((np.abs(actions - expected) / scale).max())
     if not difference <= TOLERANCE:  # also if it is no number

@@ -76,16 +76,14 @@ def normalized(env, seed=0, **kwargs):
 
 
 class TestTheGraphActsAsPredict:
-    def test_with_normalised_observations_and_odd_action_bounds(self, tmp_path):
-        space = spaces.Box(-10, 10, (2, 3), np.float64)
-        env = normalized(VecMonitor(DummyVecEnv([lambda: LineEnv(space, ODD_BOUNDS)])), clip_obs=1.5, epsilon=1e-3)
-        algorithm = model(env)
-        session = exported(algorithm, tmp_path / "flat.onnx")
-        assert [(one.name, one.shape[1:], one.type) for one in session.get_inputs()] == [
-            ("observation", [2, 3], "tensor(double)")
-        ]
-        assert [(one.name, one.shape[1:], one.type) for one in session.get_outputs()] == [("action", [2, 2], "tensor(double)")]
-        require_equal_actions(session, algorithm, space, env.normalize_obs)
+    def test_with_normalised_stacked_observations_and_odd_action_bounds(self, tmp_path):
+        frames = VecFrameStack(DummyVecEnv([lambda: LineEnv(spaces.Box(-10, 10, (2, 3), np.float64), ODD_BOUNDS)]), 2)
+        env = normalized(VecMonitor(frames), clip_obs=1.5, epsilon=1e-3)  # the stack has a memory and stays outside
+        session = exported(algorithm := model(env), tmp_path / "flat.onnx")
+        (taken,), (given,) = session.get_inputs(), session.get_outputs()
+        assert (taken.name, taken.shape[1:], taken.type) == ("observation", [2, 6], "tensor(double)")
+        assert (given.name, given.shape[1:], given.type) == ("action", [2, 2], "tensor(double)")
+        require_equal_actions(session, algorithm, frames.observation_space, env.normalize_obs)
 
     def test_with_dict_observations_of_which_some_are_normalised(self, tmp_path):
         parts = {
@@ -112,28 +110,31 @@ class TestTheGraphActsAsPredict:
         assert session.get_inputs()[0].type == "tensor(uint8)"
         require_equal_actions(session, algorithm, PICTURE)
 
-    def test_with_stacked_frames_which_stay_outside(self, tmp_path):
-        stacked = VecFrameStack(DummyVecEnv([LineEnv]), 2)
-        env = normalized(stacked)
-        session = exported(algorithm := model(env), tmp_path / "stacked.onnx")
-        require_equal_actions(session, algorithm, stacked.observation_space, env.normalize_obs)
-
-    def test_with_the_best_actor(self, tmp_path):
-        algorithm = model(best_actor_window=1, predict_with="best")
+    def test_with_the_best_actor_without_its_dropout(self, tmp_path):
+        layers = {"net_arch": [8], "features_extractor_class": WithDropout}
+        algorithm = model(best_actor_window=1, predict_with="best", policy_kwargs=layers)
         algorithm.learn(60)
         with th.no_grad():
             for tensor in algorithm.best_actor.parameters():
-                tensor.add_(0.3)
+                tensor.mul_(0.5)
+        algorithm.policy.set_training_mode(True)
         session = exported(algorithm, tmp_path / "best.onnx")
+        assert algorithm.actor.training  # exporting changes nothing
         require_equal_actions(session, algorithm, algorithm.observation_space)
         assert session.get_modelmeta().custom_metadata_map["actor"] == "best"
 
-    def test_with_statistics_that_are_given(self, tmp_path):
-        algorithm = model(env := normalized(DummyVecEnv([Steps]), seed=1))
+    def test_with_statistics_that_are_given_and_says_what_it_is(self, tmp_path):
+        algorithm = model(env := normalized(DummyVecEnv([lambda: gym.make("Steps-v0")]), seed=1))
         algorithm.save(tmp_path / "model.zip")
         alone = TD3X.load(tmp_path / "model.zip")
-        session = exported(alone, tmp_path / "given.onnx", env=env)
+        (folder := tmp_path / "here").mkdir()
+        session = exported(alone, folder / "given.onnx", env=env)
         require_equal_actions(session, alone, env.observation_space, env.normalize_obs)
+        assert session.get_modelmeta().custom_metadata_map == {
+            "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "actor": "live", "sb3_td3x": __version__,
+        }  # fmt: skip
+        assert str(Path(export.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
+        assert [one.name for one in folder.iterdir()] == ["given.onnx"]  # the weights are inside
 
 
 class Observing(gym.Env):
@@ -147,27 +148,6 @@ class Observing(gym.Env):
 
     def step(self, action):
         return self.observation_space.sample(), 0.0, False, False, {}
-
-
-def test_the_file_says_what_it_is_and_not_where_it_was_made(tmp_path):
-    algorithm = model(gym.make("Steps-v0"))
-    algorithm.export_onnx(path := tmp_path / "model.onnx")
-    facts = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
-    assert facts == {
-        "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "actor": "live", "sb3_td3x": __version__,
-    }  # fmt: skip
-    assert str(Path(export.__file__).parent).encode() not in path.read_bytes()
-    assert [one.name for one in tmp_path.iterdir()] == ["model.onnx"]  # weights inside
-
-
-def test_exporting_changes_nothing(tmp_path):
-    algorithm = model(policy_kwargs={"net_arch": [8], "features_extractor_class": WithDropout})
-    algorithm.policy.set_training_mode(True)
-    before = th.random.get_rng_state()
-    session = exported(algorithm, tmp_path / "model.onnx")  # dropout is off in the graph, or it would not equal predict
-    assert algorithm.actor.training
-    assert th.equal(th.random.get_rng_state(), before)
-    require_equal_actions(session, algorithm, algorithm.observation_space)
 
 
 class WithDropout(FlattenExtractor):
@@ -214,11 +194,24 @@ class TestBadInput:
             model(policy_kwargs={"features_extractor_class": DependsOnData}).export_onnx(path)
         assert path.read_text() == "older"
 
-    def test_a_graph_that_acts_otherwise_is_not_written(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(export.Graph, "forward", lambda self, observation: (observation[:, :1] * 0.1).clamp(-1, 1))
+    @pytest.mark.parametrize("predicted", [0.5, np.nan])
+    def test_a_graph_that_acts_otherwise_is_not_written(self, predicted, tmp_path, monkeypatch):
+        monkeypatch.setattr(export, "_onnx", lambda graph, batch: passing_on())
+        monkeypatch.setattr(export, "_predicted", lambda *_: np.full((3, 1), predicted))
         with pytest.raises(ValueError, match="other actions than predict"):
             model().export_onnx(tmp_path / "model.onnx")
         assert not list(tmp_path.iterdir())
+
+
+def passing_on():
+    """A graph that gives the observation as action."""
+    import onnx
+    from onnx import helper
+
+    kind = onnx.TensorProto.FLOAT
+    taken, given = (helper.make_tensor_value_info(name, kind, ["batch", 3]) for name in ("observation", "action"))
+    graph = helper.make_graph([helper.make_node("Identity", ["observation"], ["action"])], "graph", [taken], [given])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.fixture(scope="module")

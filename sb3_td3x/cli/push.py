@@ -22,7 +22,6 @@ def command(
     from sb3_td3x.rundir import RunDir
 
     console = Console(highlight=False, markup=False)
-    hub.require_repository(repo)
     folder = RunDir.open(run)
     if to_folder is not None:
         with console.status("evaluating"):

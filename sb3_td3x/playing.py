@@ -38,9 +38,8 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     entry = {**folder.config(), "n_envs": 1, "normalize": None}
     environments.require_registered(folder.env_id)
     env = open_env(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
-    best = folder.model() == folder.best_model and folder.best_normalization.exists()
-    statistics = folder.best_normalization if best else folder.normalization
-    if not statistics.exists():
+    statistics = folder.model_normalization()
+    if statistics is None:
         return env
     loaded = load_vecnormalize(statistics, env, trust)
     loaded.training = loaded.norm_reward = False

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.td3.policies import Actor
 
 from sb3_td3x import modelfile, parameters, settings
@@ -139,6 +140,14 @@ class ReturnsBest(Loadable):
         """
         return -math.inf if self._best is None else self._best.score
 
+    @property
+    def predictor(self) -> BasePolicy:
+        """What ``predict`` asks: ``best_actor`` if ``predict_with`` says so and there is one, else the policy."""
+        settings.one_of("predict_with", self.predict_with, CHOICES)
+        if self.predict_with == "best" and not self._acting and self.best_actor is not None:
+            return self.best_actor
+        return self.policy
+
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
@@ -146,10 +155,7 @@ class ReturnsBest(Loadable):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        settings.one_of("predict_with", self.predict_with, CHOICES)
-        if self.predict_with == "best" and not self._acting and self.best_actor is not None:
-            return self.best_actor.predict(observation, state, episode_start, deterministic)
-        return super().predict(observation, state, episode_start, deterministic)
+        return self.predictor.predict(observation, state, episode_start, deterministic)
 
     def _setup_model(self) -> None:
         settings.one_of("predict_with", self.predict_with, CHOICES)

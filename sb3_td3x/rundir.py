@@ -132,6 +132,16 @@ class RunDir:
                 return candidate
         raise ValueError(f"{self.path} holds no model yet")
 
+    def model_normalization(self) -> Path | None:
+        """
+        The statistics that belong to ``model``, ``None`` for a run without normalisation.
+
+        :raises ValueError: if the run has no model yet
+        """
+        best = self.model() == self.best_model and self.best_normalization.exists()
+        found = self.best_normalization if best else self.normalization
+        return found if found.exists() else None
+
     def clear(self) -> None:
         """Remove everything but lock and log; the settings last, which tell that the rest is a run's."""
         for path in sorted(self._content(), key=lambda one: one == self.settings):

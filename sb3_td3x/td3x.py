@@ -18,18 +18,18 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from sb3_td3x import fields, modelfile, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
+from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments, chosen_quantiles
 from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
-from sb3_td3x.returned import ReturnsBest
 from sb3_td3x.update import Losses, UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-class TD3X(Accelerated, Overlapping, Resumable, ReturnsBest):
+class TD3X(Accelerated, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 

@@ -13,9 +13,9 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "rule", "critics", "observations", "precision", "exploration", "known", "plain",
     "pickle_rules", "unpickling", "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update",
-    "recordable", "accelerate", "overlap", "loading", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed", "study", "cli",
-    "zoo", "__main__",
+    "recordable", "accelerate", "overlap", "loading", "resumable", "returned", "export", "ray_vec_env", "td3x",
+    "checkpoint", "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "hub",
+    "speed", "study", "cli", "zoo", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -1,0 +1,268 @@
+"""An exported graph does what ``predict`` does, from raw observations on, and needs neither torch nor SB3."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
+from torch import nn
+
+from sb3_td3x import TD3X, __version__, cli, experiment, export
+from sb3_td3x.rundir import RunDir
+from tests.tools import LineEnv, model
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+ODD_BOUNDS = spaces.Box(np.array([[-3.0, 0.0], [5.0, -2.0]]), np.array([[-1.0, 10.0], [5.5, 9.0]]), dtype=np.float64)
+
+
+class Steps(LineEnv):
+    """Registered, so that its model knows the environment's name."""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(gym.registry, "Steps-v0", gym.envs.registration.EnvSpec("Steps-v0", Steps))
+
+
+def exported(algorithm, path, **kwargs):
+    algorithm.export_onnx(path, **kwargs)
+    return onnxruntime.InferenceSession(path)
+
+
+def batches(space, sizes=(1, 3, 17)):
+    space = copy.deepcopy(space)
+    space.seed(1)
+    for size in sizes:
+        drawn = [space.sample() for _ in range(size)]
+        yield (
+            {key: np.stack([one[key] for one in drawn]) for key in space}
+            if isinstance(space, spaces.Dict)
+            else np.stack(drawn)
+        )
+
+
+def require_equal_actions(session, algorithm, space, seen=lambda batch: batch):
+    """For batches of several sizes; ``seen`` is what SB3's wrappers make of a raw batch."""
+    low, high = algorithm.action_space.low, algorithm.action_space.high
+    different = set()
+    for batch in batches(space):
+        (actions,) = session.run(None, batch if isinstance(batch, dict) else {"observation": batch})
+        expected, _ = algorithm.predict(seen(batch), deterministic=True)
+        assert actions.dtype == expected.dtype
+        assert actions.shape == expected.shape
+        np.testing.assert_allclose((actions - low) / (high - low), (expected - low) / (high - low), rtol=0, atol=5e-6)
+        assert (low <= actions).all()
+        assert (actions <= high).all()
+        different.update(actions.reshape(len(actions), -1)[:, 0].round(4).tolist())
+    assert len(different) > 3  # the observations matter
+
+
+def normalized(env, seed=0, **kwargs):
+    """A ``VecNormalize`` with statistics that matter: large means, small and large deviations."""
+    wrapper = VecNormalize(env, norm_reward=False, **kwargs)
+    random = np.random.default_rng(seed)
+    for one in wrapper.obs_rms.values() if isinstance(wrapper.obs_rms, dict) else [wrapper.obs_rms]:
+        one.mean, one.var = random.normal(size=one.mean.shape) * 3, random.uniform(0.01, 20, size=one.var.shape)
+    return wrapper
+
+
+class TestTheGraphActsAsPredict:
+    def test_with_normalised_stacked_observations_and_odd_action_bounds(self, tmp_path):
+        frames = VecFrameStack(DummyVecEnv([lambda: LineEnv(spaces.Box(-10, 10, (2, 3), np.float64), ODD_BOUNDS)]), 2)
+        env = normalized(VecMonitor(frames), clip_obs=1.5, epsilon=1e-3)  # the stack has a memory and stays outside
+        session = exported(algorithm := model(env), tmp_path / "flat.onnx")
+        (taken,), (given,) = session.get_inputs(), session.get_outputs()
+        assert (taken.name, taken.shape[1:], taken.type) == ("observation", [2, 6], "tensor(double)")
+        assert (given.name, given.shape[1:], given.type) == ("action", [2, 2], "tensor(double)")
+        require_equal_actions(session, algorithm, frames.observation_space, env.normalize_obs)
+
+    def test_with_dict_observations_of_which_some_are_normalised(self, tmp_path):
+        parts = {
+            "speed": spaces.Box(-9, 9, (3,)),
+            "action": spaces.Box(-1, 1, (2, 2)),
+            "kind": spaces.Discrete(4),
+            "view": PICTURE,
+        }
+        space = spaces.Dict(parts)
+        env = normalized(VecTransposeImage(DummyVecEnv([lambda: Observing(space)])), norm_obs_keys=["speed"])
+        algorithm = model(env, "MultiInputPolicy")
+        session = exported(algorithm, tmp_path / "dict.onnx")
+        assert {one.name: one.shape[1:] for one in session.get_inputs()} == {
+            "action": [2, 2], "kind": [], "speed": [3], "view": [36, 36, 3],
+        }  # fmt: skip
+        assert session.get_outputs()[0].name == "chosen_action"  # a key has the usual name
+        transposed = env.venv.transpose_observations
+        require_equal_actions(session, algorithm, space, lambda batch: env.normalize_obs(transposed(dict(batch))))
+
+    def test_with_images_as_the_environment_gives_them(self, tmp_path):
+        algorithm = model(LineEnv(PICTURE), "CnnPolicy")
+        session = exported(algorithm, tmp_path / "image.onnx")
+        assert session.get_inputs()[0].shape[1:] == [36, 36, 3]
+        assert session.get_inputs()[0].type == "tensor(uint8)"
+        require_equal_actions(session, algorithm, PICTURE)
+
+    def test_with_the_best_actor_without_its_dropout(self, tmp_path):
+        layers = {"net_arch": [8], "features_extractor_class": WithDropout}
+        algorithm = model(best_actor_window=1, predict_with="best", policy_kwargs=layers)
+        algorithm.learn(60)
+        with th.no_grad():
+            for tensor in algorithm.best_actor.parameters():
+                tensor.mul_(0.5)
+        algorithm.policy.set_training_mode(True)
+        session = exported(algorithm, tmp_path / "best.onnx")
+        assert algorithm.actor.training  # exporting changes nothing
+        require_equal_actions(session, algorithm, algorithm.observation_space)
+        assert session.get_modelmeta().custom_metadata_map["actor"] == "best"
+
+    def test_with_statistics_that_are_given_and_says_what_it_is(self, tmp_path):
+        algorithm = model(env := normalized(DummyVecEnv([lambda: gym.make("Steps-v0")]), seed=1))
+        algorithm.save(tmp_path / "model.zip")
+        alone = TD3X.load(tmp_path / "model.zip")
+        (folder := tmp_path / "here").mkdir()
+        session = exported(alone, folder / "given.onnx", env=env)
+        require_equal_actions(session, alone, env.observation_space, env.normalize_obs)
+        assert session.get_modelmeta().custom_metadata_map == {
+            "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "actor": "live", "sb3_td3x": __version__,
+        }  # fmt: skip
+        assert str(Path(export.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
+        assert [one.name for one in folder.iterdir()] == ["given.onnx"]  # the weights are inside
+
+
+class Observing(gym.Env):
+    """Its observations are drawn from their space."""
+
+    def __init__(self, space):
+        self.observation_space, self.action_space = space, spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class WithDropout(FlattenExtractor):
+    def __init__(self, space):
+        super().__init__(space)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, observations):
+        return self.dropout(super().forward(observations))
+
+
+class DependsOnData(FlattenExtractor):
+    def forward(self, observations):
+        return super().forward(observations) * (2.0 if float(observations.sum()) > 0 else 1.0)
+
+
+class TestBadInput:
+    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+        with pytest.raises(ValueError, match=r'needs onnxscript: pip install "sb3-td3x\[onnx\]"'):
+            model().export_onnx(tmp_path / "model.onnx")
+
+    def test_a_missing_folder_is_named(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+            model().export_onnx(tmp_path / "nowhere" / "model.onnx")
+
+    def test_a_wrapper_around_the_normalisation_is_refused(self, tmp_path):
+        algorithm = model(VecFrameStack(VecNormalize(DummyVecEnv([LineEnv])), 2))
+        with pytest.raises(ValueError, match="VecFrameStack stands around VecNormalize"):
+            algorithm.export_onnx(tmp_path / "model.onnx")
+
+    def test_another_environment_is_refused(self, tmp_path):
+        other = VecNormalize(DummyVecEnv([lambda: LineEnv(spaces.Box(-1, 1, (4,)))]))
+        with pytest.raises(ValueError, match=r"observation in the shape \(4,\), the model takes \(3,\)"):
+            model().export_onnx(tmp_path / "model.onnx", env=other)
+
+    def test_numbers_that_onnx_lacks_are_named(self, tmp_path):
+        with pytest.raises(ValueError, match="observation has numbers of type uint16"):
+            model(LineEnv(spaces.Box(0, 9, (3,), np.uint16))).export_onnx(tmp_path / "model.onnx")
+
+    def test_a_network_that_cannot_be_exported_leaves_an_older_file(self, tmp_path):
+        (path := tmp_path / "model.onnx").write_text("older")
+        with pytest.raises(ValueError, match="cannot be exported to ONNX"):
+            model(policy_kwargs={"features_extractor_class": DependsOnData}).export_onnx(path)
+        assert path.read_text() == "older"
+
+    @pytest.mark.parametrize("predicted", [0.5, np.nan])
+    def test_a_graph_that_acts_otherwise_is_not_written(self, predicted, tmp_path, monkeypatch):
+        monkeypatch.setattr(export, "_onnx", lambda graph, batch: passing_on())
+        monkeypatch.setattr(export, "_predicted", lambda *_: np.full((3, 1), predicted))
+        with pytest.raises(ValueError, match="other actions than predict"):
+            model().export_onnx(tmp_path / "model.onnx")
+        assert not list(tmp_path.iterdir())
+
+
+def passing_on():
+    """A graph that gives the observation as action."""
+    import onnx
+    from onnx import helper
+
+    kind = onnx.TensorProto.FLOAT
+    taken, given = (helper.make_tensor_value_info(name, kind, ["batch", 3]) for name in ("observation", "action"))
+    graph = helper.make_graph([helper.make_node("Identity", ["observation"], ["action"])], "graph", [taken], [given])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory):
+    """A short run on the walker and its export by the command."""
+    out = tmp_path_factory.mktemp("logs")
+    overrides = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50", "normalize={norm_obs: true, norm_reward: false}")
+    wanted = experiment.Experiment("Walker2DBulletEnv-v0", 60, overrides=overrides, eval_episodes=1, device="cpu", out=out)
+    experiment.train(run := experiment.prepare(wanted))
+    return run.folder
+
+
+def called(monkeypatch, capfd, *arguments):
+    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capfd.readouterr()
+
+
+class TestTheCommand:
+    def test_exports_a_run_that_then_walks_without_torch(self, walker, tmp_path, monkeypatch, capfd):
+        code, printed = called(monkeypatch, capfd, "export", walker.path, "--onnx", tmp_path / "walker.onnx")
+        assert code == 0, printed.err
+        assert printed.out.strip() == str(tmp_path / "walker.onnx")
+        example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
+        code = (
+            "import runpy, sys\n"
+            "class Without:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name.split('.')[0] in ('torch', 'stable_baselines3', 'sb3_td3x'): raise ImportError(name)\n"
+            "sys.meta_path.insert(0, Without())\n"
+            f"sys.argv = ['walk', '--model', {str(tmp_path / 'walker.onnx')!r}, '--steps', '30']\n"
+            f"runpy.run_path({str(example)!r}, run_name='__main__')"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        assert "torch is not loaded" in result.stdout
+        assert len(example.read_text().splitlines()) < 40
+
+    def test_a_run_without_a_model_is_one_line(self, tmp_path, monkeypatch, capfd):
+        run = RunDir.create(tmp_path, "Pendulum-v1")
+        run.write_settings({}, {"env": "Pendulum-v1"})
+        code, printed = called(monkeypatch, capfd, "export", run.path)
+        assert code == 2
+        assert "holds no model yet" in printed.err
+
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, tmp_path, monkeypatch, capfd):
+        run = RunDir.create(tmp_path, "Pendulum-v1")
+        run.write_settings({"policy": "MlpPolicy"}, {"env": "Pendulum-v1"})
+        model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
+        code, printed = called(monkeypatch, capfd, "export", run.path)
+        assert code == 2
+        assert "--trust" in printed.err
+        assert not list(run.path.glob("*.onnx"))

@@ -1,0 +1,213 @@
+"""A pushed run has the files of the SB3 family, tells what it is, and loads without trusting whoever made it."""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+
+from sb3_td3x import TD3X, cli, experiment, hub, playing
+from sb3_td3x.rundir import RunDir
+from tests.tools import model
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+
+REPO = "someone/td3x-Pendulum-v1"
+WRAPPER = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
+OVERRIDES = (
+    "policy_kwargs.net_arch=[16, 16]", "learning_starts=50", "normalize={norm_obs: true, norm_reward: false}",
+    f"env_wrapper={WRAPPER}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run with a wrapper and normalised observations."""
+    out = tmp_path_factory.mktemp("logs")
+    wanted = experiment.Experiment("Pendulum-v1", 80, seed=3, overrides=OVERRIDES, eval_episodes=1, device="cpu", out=out)
+    experiment.train(started := experiment.prepare(wanted))
+    started.folder.film.parent.mkdir()
+    started.folder.film.write_bytes(b"a film")
+    return started.folder
+
+
+@pytest.fixture(scope="module")
+def repository(run, tmp_path_factory):
+    """What would be uploaded."""
+    out = tmp_path_factory.mktemp("repository")
+    hub.write(run, out, REPO, episodes=2)
+    return out
+
+
+@pytest.fixture
+def remote(monkeypatch, tmp_path):
+    """A Hub that is a folder."""
+
+    class Stub:
+        def create_repo(self, repo_id, private, exist_ok):
+            assert exist_ok
+            (tmp_path / "hub" / repo_id).mkdir(parents=True, exist_ok=True)
+            return f"https://hub.example/{repo_id}"
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            shutil.copytree(folder_path, tmp_path / "hub" / repo_id, dirs_exist_ok=True)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Stub)
+    hub_folder = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, name: str(hub_folder / repo_id / name))
+    return hub_folder
+
+
+def called(monkeypatch, capfd, *arguments):
+    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capfd.readouterr()
+
+
+def card_of(repository):
+    """The model card's metadata and text."""
+    _, metadata, text = (repository / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(metadata), text
+
+
+def block(text, language):
+    return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
+
+
+class TestTheRepository:
+    def test_has_the_files_that_rl_zoo_downloads(self, run, repository):
+        assert {path.name for path in repository.iterdir()} == {
+            "README.md", "td3x-Pendulum-v1.zip", "config.yml", "args.yml", "env_kwargs.yml", "vec_normalize.pkl", "replay.mp4",
+            "results.json", "train_eval_metrics.zip",
+        }  # fmt: skip
+        with zipfile.ZipFile(repository / "train_eval_metrics.zip") as archive:
+            assert {"evaluations.npz", "0.monitor.csv", "progress.csv", "scores.csv"} <= set(archive.namelist())
+        assert (repository / "replay.mp4").read_bytes() == b"a film"
+
+    def test_its_card_has_the_familys_metadata(self, repository):
+        metadata, text = card_of(repository)
+        results = json.loads((repository / "results.json").read_text())
+        assert results["n_eval_episodes"] == 2
+        assert metadata["library_name"] == "stable-baselines3"
+        assert {"Pendulum-v1", "reinforcement-learning", "stable-baselines3"} <= set(metadata["tags"])
+        (entry,) = metadata["model-index"]
+        (result,) = entry["results"]
+        (metric,) = result["metrics"]
+        assert entry["name"] == "TD3X"
+        assert result["dataset"] == {"name": "Pendulum-v1", "type": "Pendulum-v1"}
+        assert metric["type"] == "mean_reward"
+        assert metric["value"] == f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}"
+        assert metric["value"] in text
+        assert "learning_starts: 50" in text
+        assert "stable-baselines3: " in text
+
+    def test_its_scores_are_those_of_td3x_eval(self, run, repository):
+        results = json.loads((repository / "results.json").read_text())
+        assert results["mean_reward"] == pytest.approx(playing.evaluate(run, 2, seed=1_000).mean())
+
+    def test_its_command_repeats_the_run(self, run, repository, monkeypatch, capfd):
+        asked = []
+
+        def prepare(wanted):
+            asked.append(wanted)
+            raise ValueError("that is enough")
+
+        monkeypatch.setattr(experiment, "prepare", prepare)
+        command = shlex.split(block(card_of(repository)[1], "sh"))
+        assert command[:2] == ["td3x", "train"]
+        called(monkeypatch, capfd, *command[1:])
+        wanted = experiment.Experiment.of_arguments(run)
+        assert asked == [replace(wanted, steps=80.0, device=asked[0].device, out=asked[0].out)]
+
+    def test_its_program_loads_the_model_without_trust(self, repository, remote, capfd):
+        shutil.copytree(repository, remote / REPO)
+        program = block(card_of(repository)[1], "python")
+        assert "trust" not in program
+        scope = {}
+        exec(program, scope)  # noqa: S102
+        assert scope["env"].obs_rms.count > 1
+        assert not scope["env"].training
+        assert re.search(r"\(.*-\d+", capfd.readouterr().out)  # the mean and deviation of Pendulum's negative returns
+        given = TD3X.load(repository / "td3x-Pendulum-v1.zip")
+        batch = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+        np.testing.assert_array_equal(scope["model"].predict(batch)[0], given.predict(batch)[0])
+
+
+class TestTheCommand:
+    def test_uploads_and_says_where(self, run, remote, monkeypatch, capfd):
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+        assert code == 0, printed.err
+        assert printed.out.strip() == f"https://hub.example/{REPO}"
+        assert (remote / REPO / "README.md").exists()
+
+    def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, monkeypatch, capfd):
+        out = tmp_path / "here"
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
+        assert code == 0, printed.err
+        assert (out / "td3x-Pendulum-v1.zip").exists()
+        assert not remote.exists()
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--to-folder", out)
+        assert code == 2
+        assert "holds files already" in printed.err
+
+    def test_a_missing_token_is_one_line(self, run, monkeypatch, capfd):
+        from huggingface_hub.errors import LocalTokenNotFoundError
+
+        def refuse(self, **_):
+            raise LocalTokenNotFoundError("Token is required,\nbut no token was found.")
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+        assert code == 2
+        assert len(printed.err.strip().splitlines()) == 1
+        assert "hf auth login" in printed.err
+
+    @pytest.mark.parametrize("name", ["walker", "a/b/c", "some one/walker", ""])
+    def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, capfd):
+        monkeypatch.setattr(playing, "evaluate", lambda *_: pytest.fail("evaluated first"))
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", name)
+        assert code == 2
+        assert "is no repository's name" in printed.err
+
+    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, capfd):
+        monkeypatch.setattr(hub, "find_spec", lambda name: None)
+        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO)
+        assert code == 2
+        assert 'pip install "sb3-td3x[hub]"' in printed.err
+
+
+class TestAModelThatNeedsTrust:
+    @pytest.fixture
+    def scheduled(self, tmp_path):
+        run = RunDir.create(tmp_path, "Pendulum-v1")
+        run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": "Pendulum-v1"})
+        model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
+        return run
+
+    def test_is_refused_with_what_it_holds(self, scheduled, tmp_path, monkeypatch, capfd):
+        out = tmp_path / "here"
+        code, printed = called(monkeypatch, capfd, "push", scheduled.path, "--repo", REPO, "--to-folder", out)
+        assert code == 2
+        assert "learning_rate holds the function" in printed.err
+        assert not out.exists()
+
+    def test_is_written_when_asked_for_and_its_card_says_so(self, scheduled, tmp_path):
+        hub.write(scheduled, tmp_path / "here", REPO, episodes=1, trust=True)
+        _, text = card_of(tmp_path / "here")
+        assert "runs code of its author" in text
+        assert "trust=True)" in block(text, "python")
+        assert "td3x train" not in text  # the run does not say how it was made
+
+
+def test_a_colon_or_slash_of_an_environments_name_is_not_in_the_models():
+    assert hub.model_name("module:ns/Env-v0") == "td3x-ns-Env-v0"
+    assert Path(hub.model_name("ale/Env-v0")).name == "td3x-ale-Env-v0"

@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "sb3_td3x"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "settings", "rule", "precision", "exploration", "known", "plain", "pickle_rules", "unpickling",
-    "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate", "overlap",
-    "loading", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "curves", "film", "evaluation", "experiment", "playing", "speed",
+    "version", "errors", "settings", "generators", "rule", "precision", "exploration", "known", "plain", "pickle_rules",
+    "unpickling", "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate",
+    "overlap", "loading", "diagnostics", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
+    "presets", "rundir", "environments", "scores", "curves", "film", "evaluation", "experiment", "playing", "report", "speed",
     "study", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}

@@ -14,8 +14,8 @@ ORDER = [
     "version", "errors", "settings", "generators", "rule", "precision", "exploration", "known", "plain", "pickle_rules",
     "unpickling", "modelfile", "parameters", "pickled", "fields", "replay", "policies", "update", "recordable", "accelerate",
     "overlap", "loading", "diagnostics", "resumable", "returned", "ray_vec_env", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "scores", "curves", "film", "evaluation", "experiment", "playing", "report", "speed",
-    "study", "cli", "__main__",
+    "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing",
+    "report", "speed", "study", "cli", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -1,6 +1,6 @@
 """Learning curves as pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -61,6 +61,9 @@ class Theme:
             "legend.frameon": False,
             "legend.fontsize": 9.5,
         }
+
+
+LIGHT, DARK = Theme(), Theme(ink="#e7e9ea", muted="#98a0a8", background="#1b1f23")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,32 @@ def figure(
     return picture
 
 
+def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> Figure:
+    """
+    A small picture of logged values over environment steps.
+
+    :param lines: by name, which is shown if there are several: steps and values, each ``(lines of the log,)``
+    :param theme: colours
+    """
+    with matplotlib.rc_context(theme.settings()):
+        picture = Figure(figsize=(4.2, 2.5), dpi=120, layout="constrained")
+        axes = picture.add_subplot()
+        for colour, (name, (steps, values)) in zip(cycle(COLOURS), lines.items(), strict=False):
+            marker = "o" if len(steps) == 1 else None
+            axes.plot(steps, values, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
+        _label_x(axes, "steps", "")
+        axes.set_xlabel("")
+        axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
+        if len(lines) > 1:
+            axes.legend(handlelength=1.2, loc="best")
+    return picture
+
+
+def number_text(value: float) -> str:
+    """Short, whatever its size: 0.0007, 25, 300k, 1e12."""
+    return steps_text(value) if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def _grid(panels: int) -> tuple[int, int]:
     rows = -(-panels // 3)
     return rows, -(-panels // rows)
@@ -168,7 +197,7 @@ def _label_x(axes: Axes, axis: str, unit: str) -> None:
 
 def steps_text(steps: float) -> str:
     """Such as 500k or 1.5M."""
-    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1000:g}k" if steps >= 1000 else f"{steps:g}"
+    return f"{steps / 1e6:g}M" if abs(steps) >= 1e6 else f"{steps / 1000:g}k" if abs(steps) >= 1000 else f"{steps:g}"
 
 
 def _unit(scores: Sequence[Scores], axis: str) -> tuple[float, str]:

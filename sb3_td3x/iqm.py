@@ -9,8 +9,6 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from sb3_td3x.generators import generators_kept
-
 RESAMPLES = 1000
 
 
@@ -37,8 +35,12 @@ def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
         # rliable's `aggregate_iqm` of every point at once: one by one takes half a minute for four environments
         return trim_mean(values.reshape(-1, values.shape[-1]), proportiontocut=0.25, axis=0)
 
-    with generators_kept(seed=0):  # rliable draws from numpy's global generator
+    before = np.random.get_state()
+    np.random.seed(0)  # rliable draws from the global generator
+    try:
         means, intervals = library.get_interval_estimates({"": scores}, aggregate, reps=RESAMPLES)
+    finally:
+        np.random.set_state(before)
     return means[""], *intervals[""]
 
 

@@ -137,6 +137,16 @@ def figure(
     return picture
 
 
+def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
+    """One run's learning curve for a page that says itself whose it is and what the band means."""
+    with matplotlib.rc_context(theme.settings()):
+        picture = Figure(figsize=(5.4, 3.0), layout="constrained")
+        axes = picture.add_subplot()
+        _draw_environment(axes, [scores], axis, {scores.label: COLOURS[0]})
+        axes.set_title("")
+    return picture
+
+
 def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> Figure:
     """
     A small picture of logged values over environment steps.
@@ -145,7 +155,7 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> F
     :param theme: colours
     """
     with matplotlib.rc_context(theme.settings()):
-        picture = Figure(figsize=(4.2, 2.5), dpi=120, layout="constrained")
+        picture = Figure(figsize=(3.7, 2.2), layout="constrained")
         axes = picture.add_subplot()
         for colour, (name, (steps, values)) in zip(cycle(COLOURS), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None

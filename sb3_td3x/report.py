@@ -168,8 +168,8 @@ def _facts(
     if scores is not None:
         done = max(done, int(scores.steps[-1]))
         best = int(scores.mean.argmax())
-        facts.append(("best score", f"{scores.mean[best]:,.0f}", f"at {scores.steps[best]:,.0f} steps"))
-        facts.append(("last score", f"{scores.mean[-1]:,.0f}", f"± {scores.spread[-1]:,.0f} over its episodes"))
+        facts.append(("best score", _score(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"))
+        facts.append(("last score", _score(scores.mean[-1]), f"± {_score(scores.spread[-1])} over its episodes"))
     total = config.get("n_timesteps")
     planned = float(total) if isinstance(total, (int, float)) and math.isfinite(total) else 0.0
     state = "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
@@ -180,6 +180,11 @@ def _facts(
     if seconds:
         facts.append(("time", _duration(seconds), f"{done / seconds:,.0f} steps per second, evaluations included"))
     return facts
+
+
+def _score(value: float) -> str:
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
 
 
 def _last(values: np.ndarray) -> float | None:
@@ -197,11 +202,11 @@ def _curves(scores: Scores | None) -> list[dict[str, str]]:
     """The learning curve over steps and, where the times are known, over time."""
     if scores is None:
         return []
-    from sb3_td3x.curves import AXES, figure
+    from sb3_td3x.curves import AXES, plain
 
     kinds = ["steps", *(["time"] if np.isfinite(scores.seconds).any() else [])]
     return [
-        {"title": f"Score over {AXES[kind]}", **_both_themes(lambda theme, kind=kind: figure([scores], (kind,), theme=theme))}
+        {"title": f"Score over {AXES[kind]}", **_both_themes(lambda theme, kind=kind: plain(scores, kind, theme))}
         for kind in kinds
     ]
 

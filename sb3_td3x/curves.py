@@ -25,11 +25,12 @@ SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of everything but the lines."""
+    """Colours."""
 
     ink: str = "#22262b"
     muted: str = "#6b7178"
     background: str = "#ffffff"
+    lines: tuple[str, ...] = COLOURS
 
     def settings(self) -> Any:
         """For matplotlib, as a dict of names that its types know one by one."""
@@ -63,7 +64,7 @@ class Theme:
         }
 
 
-LIGHT, DARK = Theme(), Theme(ink="#e7e9ea", muted="#98a0a8", background="#1b1f23")
+LIGHT, DARK = Theme(), Theme("#e7e9ea", "#98a0a8", "#1b1f23", ("#6fb1f2", "#f59a63", "#6ccf8e", "#c39be8"))
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,13 @@ def figure(
     rows, columns = (1, len(x)) if n_panels == 1 else _grid(n_panels)
     blocks = 1 if n_panels == 1 else len(x)  # of rows, one below the other
     width = {1: 7.2, 2: 5.0}.get(columns, 4.2)
-    with matplotlib.rc_context((theme or Theme()).settings()):
+    theme = theme or LIGHT
+    with matplotlib.rc_context(theme.settings()):
         picture = Figure(
             figsize=(width * columns, (4.1 if columns < 2 else 3.4) * rows * blocks), dpi=120, layout="constrained"
         )
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        colours = dict(zip(labels, cycle(COLOURS), strict=False))
+        colours = dict(zip(labels, cycle(theme.lines), strict=False))
         notes: list[str] = []
         for block, axis in enumerate(x):
             first = block * (rows * columns if n_panels > 1 else 1) + 1
@@ -142,7 +144,7 @@ def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
     with matplotlib.rc_context(theme.settings()):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = picture.add_subplot()
-        _draw_environment(axes, [scores], axis, {scores.label: COLOURS[0]})
+        _draw_environment(axes, [scores], axis, {scores.label: theme.lines[0]})
         axes.set_title("")
     return picture
 
@@ -157,7 +159,7 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> F
     with matplotlib.rc_context(theme.settings()):
         picture = Figure(figsize=(3.7, 2.2), layout="constrained")
         axes = picture.add_subplot()
-        for colour, (name, (steps, values)) in zip(cycle(COLOURS), lines.items(), strict=False):
+        for colour, (name, (steps, values)) in zip(cycle(theme.lines), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None
             axes.plot(steps, values, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
         _label_x(axes, "steps", "")

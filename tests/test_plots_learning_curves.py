@@ -77,7 +77,7 @@ class TestCurves:
             for setting in ("one", "two"):
                 table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
         picture = curves.figure(scores.read([tmp_path]), ("steps", "time"))
-        assert [axes.get_title() for axes in picture.axes] == ["A-v0", "B-v0"] * 2
+        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"] * 2
         assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time (seconds)"]
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
@@ -117,7 +117,7 @@ class TestInterquartileMean:
         # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
         middle = aggregate_iqm(np.array([[1 / 5, 100 / 400], [2 / 5, 200 / 400]]))
         assert line.get_ydata()[1] == pytest.approx(middle)
-        assert panel.get_title() == "all 2 environments"
+        assert panel.get_title("left") == "all 2 environments"
         caption = panel.figure.get_supxlabel()
         assert "0 and 1 are the lowest and highest score" in caption
         assert "for want of an environment: TD3X half" in caption
@@ -132,6 +132,11 @@ class TestInterquartileMean:
         assert np.array_equal(before, np.random.get_state()[1])
         np.testing.assert_allclose(mean, [aggregate_iqm(values[..., point]) for point in range(4)])
         assert ((low < mean) & (mean < high)).all()
+
+    def test_of_one_seed_has_an_interval_without_width(self):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        mean, low, high = iqm.interquartile_mean(np.arange(6.0).reshape(1, 3, 2))
+        assert mean.tolist() == low.tolist() == high.tolist() == [2, 3]
 
     def test_needs_rliable_and_names_it(self, four, tmp_path, capfd, monkeypatch):
         monkeypatch.setattr(iqm, "find_spec", lambda name: None)

@@ -150,7 +150,7 @@ class TestResults:
     def test_plots_have_a_line_per_setting(self, finished):
         path, _, _ = finished
         (panel,) = figure(scores.read([path])).axes
-        assert panel.get_title() == "Pendulum-v1"
+        assert panel.get_title("left") == "Pendulum-v1"
         assert [text.get_text() for text in panel.figure.legends[0].get_texts()] == [
             "TD3X default, 2 runs",
             "TD3X slow, 2 runs",

@@ -4,13 +4,11 @@ by Inductor or captured as a CUDA graph. There is no mathematics in here.
 """
 
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
@@ -20,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sb3_td3x import precision, update
 from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.generators import generators_kept
 from sb3_td3x.policies import TD3XPolicy
 from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, flat, layout
 from sb3_td3x.settings import one_of
@@ -206,7 +205,7 @@ class FastUpdate:
             once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
         recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, settings)
-        with _generators_kept(self.policy.device):
+        with generators_kept(self.policy.device):
             try:
                 program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
             except CannotAccelerate:
@@ -275,19 +274,6 @@ def _capture_on_current_device(recorded: RecordableUpdate, inputs: list[th.Tenso
         return [output.clone() for output in outputs]
 
     return replay
-
-
-@contextmanager
-def _generators_kept(device: th.device) -> Iterator[None]:
-    """Making a program draws no random number that a run would see."""
-    devices = [device] if device.type == "cuda" else []
-    python, array = random.getstate(), np.random.get_state()
-    try:
-        with th.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
 
 
 class Accelerated(OffPolicyAlgorithm):

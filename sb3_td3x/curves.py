@@ -1,74 +1,308 @@
 """Learning curves as pictures."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import iqm
+from sb3_td3x.scores import Scores
 
-COLOURS = ("#1f5fa8", "#c8501e", "#3a8a4d", "#7a4fa3", "#8a6d1f", "#b03060")
+COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
+AXES = {"steps": "environment steps", "time": "wall-clock time"}
+UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
+MOST_POINTS = 50
+"""Of the interquartile mean, which is bootstrapped anew at each."""
+ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
+SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 
 
-def draw(runs: Sequence[RunDir], out: Path) -> None:
+@dataclass(frozen=True)
+class Theme:
+    """Colours."""
+
+    ink: str = "#22262b"
+    muted: str = "#6b7178"
+    background: str = "#ffffff"
+    lines: tuple[str, ...] = COLOURS
+
+    def settings(self) -> Any:
+        """For matplotlib, as a dict of names that its types know one by one."""
+        muted = {f"{name}.color": self.muted for name in ("xtick", "ytick")}
+        return {
+            **muted,
+            "text.color": self.ink,
+            "axes.labelcolor": self.muted,
+            "axes.edgecolor": self.muted,
+            "axes.facecolor": "none",
+            "axes.linewidth": 0.7,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": 10.5,
+            "axes.titlepad": 9,
+            "axes.labelsize": 9.5,
+            "grid.color": self.muted,
+            "grid.alpha": 0.22,
+            "grid.linewidth": 0.6,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "xtick.major.size": 3,
+            "ytick.major.size": 0,
+            "figure.facecolor": self.background,
+            "text.parse_math": False,  # names are text, whoever gave them
+            "legend.frameon": False,
+            "legend.fontsize": 9.5,
+        }
+
+
+LIGHT, DARK = Theme(), Theme("#e7e9ea", "#98a0a8", "#1b1f23", ("#6fb1f2", "#f59a63", "#6ccf8e", "#c39be8"))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line and the band around it, each ``(points,)``."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def draw(
+    scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",), with_iqm: bool = False, normalize: bool = True
+) -> None:
     """
-    One line per algorithm, setting and environment: the mean score over its runs, and a band around it.
+    A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
 
     For one run the band is the spread over its evaluation episodes (one standard deviation); for several
     runs it is the 95 % bootstrap interval of the mean over runs.
 
-    :param runs: runs with at least one evaluation
+    :param scores: of one run or more
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
-    :raises ValueError: if a run has no evaluations
+    :param x: ``"steps"``, ``"time"`` or both
+    :param with_iqm: if there are several environments, a panel with the interquartile mean over them; needs rliable
+    :param normalize: for that panel, put each environment's scores on a scale from their lowest (0) to their highest (1)
+    :raises ValueError: for a picture of another kind, times that are not known, or runs that nothing can be drawn of
     """
-    groups: dict[str, list[RunDir]] = defaultdict(list)
-    for run in runs:
-        groups[_label(run)].append(run)
-
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    for colour, (label, members) in zip(cycle(COLOURS), groups.items(), strict=False):
-        steps, mean, low, high = _summary([run.scores() for run in members])
-        legend = label if len(members) == 1 else f"{label}, mean of {len(members)} runs"
-        axes.plot(steps, mean, color=colour, linewidth=1.6, label=legend)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return per episode")
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(groups) == 1:
-        axes.set_title(legend, fontsize=11, loc="left")
-    else:
-        axes.legend(frameon=False)
-
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
+    picture = figure(scores, x, with_iqm, normalize)
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(f".{out.stem}.partial{out.suffix}")
-    figure.savefig(beside)
+    picture.savefig(beside)
     beside.replace(out)
 
 
-def _label(run: RunDir) -> str:
-    arguments = run.arguments()
-    setting = arguments.get("setting") or arguments.get("preset")  # rl-zoo3's own runs have none
-    return f"{arguments['algo'].upper()}{f' {setting}' if setting else ''}, {run.env_id}"
+def figure(
+    scores: Sequence[Scores],
+    x: Sequence[str] = ("steps",),
+    with_iqm: bool = False,
+    normalize: bool = True,
+    theme: Theme | None = None,
+) -> Figure:
+    """The picture that ``draw`` writes; parameters as there."""
+    if not scores:
+        raise ValueError("there is no run to draw")
+    labels = list(dict.fromkeys(one.label for one in scores))
+    environments = list(dict.fromkeys(one.env_id for one in scores))
+    with_iqm = with_iqm and len(environments) > 1
+    n_panels = len(environments) + with_iqm
+    rows, columns = (1, len(x)) if n_panels == 1 else _grid(n_panels)
+    blocks = 1 if n_panels == 1 else len(x)  # of rows, one below the other
+    width = {1: 7.2, 2: 5.0}.get(columns, 4.2)
+    theme = theme or LIGHT
+    with matplotlib.rc_context(theme.settings()):
+        picture = Figure(
+            figsize=(width * columns, (4.1 if columns < 2 else 3.4) * rows * blocks), dpi=120, layout="constrained"
+        )
+        picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+        colours = dict(zip(labels, cycle(theme.lines), strict=False))
+        notes: list[str] = []
+        for block, axis in enumerate(x):
+            first = block * (rows * columns if n_panels > 1 else 1) + 1
+            for place, environment in enumerate(environments):
+                axes = picture.add_subplot(rows * blocks, columns, first + place)
+                _draw_environment(axes, [one for one in scores if one.env_id == environment], axis, colours)
+            if with_iqm:
+                axes = picture.add_subplot(rows * blocks, columns, first + len(environments))
+                notes = _draw_iqm(axes, scores, axis, colours, normalize)
+        _explain(picture, scores, colours, notes)
+    return picture
 
 
-def _summary(scores: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, mean, and the band's lower and upper edge, each ``(evaluations,)``, where all runs were evaluated."""
-    if len(scores) == 1:
-        steps, results = scores[0]
-        mean, spread = results.mean(axis=1), results.std(axis=1)
-        return steps, mean, mean - spread, mean + spread
-    common = reduce(np.intersect1d, [steps for steps, _ in scores])
-    means = np.stack([results[np.isin(steps, common)].mean(axis=1) for steps, results in scores])
+def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
+    """One run's learning curve for a page that says itself whose it is and what the band means."""
+    with matplotlib.rc_context(theme.settings()):
+        picture = Figure(figsize=(5.4, 3.0), layout="constrained")
+        axes = picture.add_subplot()
+        _draw_environment(axes, [scores], axis, {scores.label: theme.lines[0]})
+        axes.set_title("")
+    return picture
+
+
+def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> Figure:
+    """
+    A small picture of logged values over environment steps.
+
+    :param lines: by name, which is shown if there are several: steps and values, each ``(lines of the log,)``
+    :param theme: colours
+    """
+    with matplotlib.rc_context(theme.settings()):
+        picture = Figure(figsize=(3.7, 2.2), layout="constrained")
+        axes = picture.add_subplot()
+        for colour, (name, (steps, values)) in zip(cycle(theme.lines), lines.items(), strict=False):
+            marker = "o" if len(steps) == 1 else None
+            axes.plot(steps, values, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
+        _label_x(axes, "steps", "")
+        axes.set_xlabel("")
+        axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
+        if len(lines) > 1:
+            axes.legend(handlelength=1.2, loc="best")
+    return picture
+
+
+def number_text(value: float) -> str:
+    """Short, whatever its size: 0.0007, 25, 300k, 1e12."""
+    return steps_text(value) if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    rows = -(-panels // 3)
+    return rows, -(-panels // rows)
+
+
+def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str, str]) -> None:
+    unit = _unit(scores, axis)
+    for label, colour in colours.items():
+        if runs := [one for one in scores if one.label == label]:
+            _draw_curve(axes, summary(runs, axis), colour, unit[0])
+    axes.set_title(scores[0].env_id)
+    axes.set_ylabel("return per episode")
+    _label_x(axes, axis, unit[1])
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str, unit: float) -> None:
+    marker = "o" if len(curve.x) == 1 else None
+    x = curve.x / unit
+    axes.plot(x, curve.mean, color=colour, linewidth=1.7, marker=marker, markersize=4, solid_capstyle="round")
+    axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.17, linewidth=0)
+    if marker:
+        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=colour, alpha=0.5)
+
+
+def _label_x(axes: Axes, axis: str, unit: str) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel(AXES[axis] + (f" ({unit})" if axis == "time" else ""))
+    if axis == "steps":
+        axes.xaxis.set_major_formatter(lambda value, _: steps_text(value))
+    axes.locator_params(axis="both", nbins=6)
+
+
+def steps_text(steps: float) -> str:
+    """Such as 500k or 1.5M."""
+    return f"{steps / 1e6:g}M" if abs(steps) >= 1e6 else f"{steps / 1000:g}k" if abs(steps) >= 1000 else f"{steps:g}"
+
+
+def _unit(scores: Sequence[Scores], axis: str) -> tuple[float, str]:
+    if axis == "steps":
+        return 1, ""
+    longest = max(float(_positions(one, axis).max()) for one in scores)
+    return next((size, name) for least, size, name in UNITS if longest >= least)
+
+
+def _positions(scores: Scores, axis: str) -> np.ndarray:
+    """
+    :raises ValueError: if the run's times are not known
+    """
+    if axis == "steps":
+        return scores.steps
+    known = np.isfinite(scores.seconds)
+    if not known.any():
+        raise ValueError(f"{scores.source} has no times (its scores.csv is missing): draw it over steps, --x steps")
+    return scores.seconds[known]
+
+
+def _values(scores: Scores, axis: str) -> np.ndarray:
+    return scores.mean if axis == "steps" else scores.mean[np.isfinite(scores.seconds)]
+
+
+def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
+    """
+    The mean over runs of one setting and environment, where all of them have scores.
+
+    Between two evaluations a run's score is the straight line: over time no two runs are evaluated at the same moments.
+
+    :raises ValueError: for several runs without a common range
+    """
+    if len(runs) == 1:
+        (run,) = runs
+        mean, x = _values(run, axis), _positions(run, axis)
+        spread = run.spread if axis == "steps" else run.spread[np.isfinite(run.seconds)]
+        return Curve(x, mean, mean - spread, mean + spread)
+    grid = _common(runs, axis)
+    means = np.stack([np.interp(grid, _positions(run, axis), _values(run, axis)) for run in runs])
     picks = np.random.default_rng(0).integers(len(means), size=(1000, len(means)))
     low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5], axis=0)
-    return common, means.mean(axis=0), low, high
+    return Curve(grid, means.mean(axis=0), low, high)
+
+
+def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
+    """Every position at which any run was evaluated and all have scores before and after."""
+    positions = [_positions(run, axis) for run in runs]
+    start, end = max(one.min() for one in positions), min(one.max() for one in positions)
+    grid = np.unique(np.concatenate(positions))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if not len(grid):
+        raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
+    return grid
+
+
+def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str, str], normalize: bool) -> list[str]:
+    """:return: what has to be said of it."""
+    environments = list(dict.fromkeys(one.env_id for one in scores))
+    unit, left_out = _unit(scores, axis), []
+    for label, colour in colours.items():
+        runs = [[one for one in scores if (one.label, one.env_id) == (label, env_id)] for env_id in environments]
+        if not all(runs):
+            left_out.append(label)
+            continue
+        seeds = min(map(len, runs))  # rliable takes as many in every environment
+        chosen = [sorted(group, key=lambda one: -1 if one.seed is None else one.seed)[:seeds] for group in runs]
+        grid = _common([one for group in chosen for one in group], axis)
+        grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))]
+        values = np.stack([[np.interp(grid, _positions(one, axis), _values(one, axis)) for one in group] for group in chosen])
+        if normalize:
+            drawn = [[one.mean for one in scores if one.env_id == env_id] for env_id in environments]
+            values = np.stack([iqm.normalized(part, every) for part, every in zip(values, drawn, strict=True)])
+        _draw_curve(axes, Curve(grid, *iqm.interquartile_mean(values.swapaxes(0, 1))), colour, unit[0])
+    axes.set_title(f"all {len(environments)} environments")
+    axes.set_ylabel(f"IQM of {'normalised' if normalize else 'plain'} scores")
+    _label_x(axes, axis, unit[1])
+    scale = "0 and 1 are the lowest and highest score drawn in each environment" if normalize else "scores as they are"
+    notes = [f"IQM: rliable's interquartile mean over environments and seeds with its 95 % interval, {scale}"]
+    return notes + ([f"not in the IQM, for want of an environment: {', '.join(left_out)}"] if left_out else [])
+
+
+def _explain(picture: Figure, scores: Sequence[Scores], colours: dict[str, str], notes: Sequence[str]) -> None:
+    """A legend for all panels and, below them, what is drawn."""
+    groups = {(one.label, one.env_id): 0 for one in scores}
+    for one in scores:
+        groups[one.label, one.env_id] += 1
+    handles = []
+    for label, colour in colours.items():
+        counts = sorted({count for (other, _), count in groups.items() if other == label})
+        number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
+        handles.append(matplotlib.lines.Line2D([], [], color=colour, linewidth=2.4, label=label + number))
+    picture.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), handlelength=1.4, borderpad=0.1)
+    bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
+    caption = "\n".join([*bands, *notes])
+    picture.supxlabel(caption, fontsize=7.5, color=matplotlib.rcParams["axes.labelcolor"], x=0.012, ha="left", linespacing=1.4)

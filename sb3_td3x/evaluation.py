@@ -100,8 +100,9 @@ class AfterEvaluation(BaseCallback):
 
     def _on_step(self) -> bool:
         if find_spec("matplotlib") is not None:
+            from sb3_td3x import scores
             from sb3_td3x.curves import draw
 
-            draw([self.folder], self.folder.curve)
+            draw([scores.of_run(self.folder)], self.folder.curve)
         self.on_evaluation(self.parent)
         return True

@@ -1,11 +1,12 @@
 """Exploration: the noise on the actor's actions, and how long actions are random before it."""
 
 import copy
+import math
 from typing import Literal
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, VectorizedActionNoise
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 
 from sb3_td3x.settings import real, whole
 
@@ -51,6 +52,24 @@ def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
     np.random.set_state(state)
     if shape != action_space.shape:
         raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
+
+
+def noise_std(action_noise: ActionNoise | None) -> float | None:
+    """
+    Standard deviation of the noise in the scaled action space, the mean over the actions' dimensions.
+
+    For Ornstein-Uhlenbeck noise that of its stationary distribution; ``None`` for a user's own class.
+    """
+    if action_noise is None:
+        return 0.0
+    noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
+    if not isinstance(noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+        return None
+    sigma = float(np.mean(noise._sigma))
+    if isinstance(noise, NormalActionNoise):
+        return sigma
+    kept = 1 - noise._theta * noise._dt  # of the last value, by the next
+    return sigma * math.sqrt(noise._dt / (1 - kept**2)) if abs(kept) < 1 else math.inf
 
 
 class ScalarActionNoise(NormalActionNoise):

@@ -22,7 +22,7 @@ from sb3_td3x.unpickling import readable, unpickle
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
 
-DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best")
+DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best", "_pace")
 """Attributes of TD3X that are made anew when needed."""
 
 NEVER_SAVED = (

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,10 @@ class RunDir:
         found = sorted(path.glob("*/args.yml"))
         if not found:
             raise ValueError(f"{path} is not a run: it holds no settings (<environment>/args.yml)")
-        arguments = _read(found[0])
-        return cls(path, arguments["env"])
+        env_id = _read(found[0]).get("env")
+        if not isinstance(env_id, str):
+            raise ValueError(f"{found[0]} names no environment")
+        return cls(path, env_id)
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
@@ -120,6 +123,10 @@ class RunDir:
     @property
     def film(self) -> Path:
         return self.path / "video" / "best_model.mp4"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     def model(self) -> Path:
         """
@@ -180,9 +187,17 @@ class RunDir:
         :raises ValueError: if the run has not been evaluated yet
         """
         if not self.evaluations.exists():
-            raise ValueError(f"{self.path} has no evaluations yet")
-        with np.load(self.evaluations) as archive:
-            return archive["timesteps"], archive["results"]
+            every = self.arguments().get("eval_freq")
+            first = f": the first comes after {every} steps" if every else ""
+            raise ValueError(f"{self.path} has no evaluations yet{first}")
+        try:
+            with np.load(self.evaluations) as archive:
+                steps, results = archive["timesteps"], archive["results"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{self.evaluations} cannot be read: {error}") from error
+        if results.ndim != 2 or len(results) == 0 or steps.shape != results.shape[:1] or results.dtype.kind not in "fiu":
+            raise ValueError(f"{self.evaluations} holds no evaluations")
+        return steps, results
 
 
 class _Loader(yaml.SafeLoader):

@@ -17,6 +17,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import fields, modelfile, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
+from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
@@ -29,7 +30,7 @@ from sb3_td3x.update import Losses, UpdateSettings
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-class TD3X(Accelerated, Overlapping, Resumable, Exportable):
+class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -323,14 +324,7 @@ class TD3X(Accelerated, Overlapping, Resumable, Exportable):
         self._set_learning_rates()
         if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
-        rule_settings = UpdateSettings(
-            self.gamma,
-            self.tau,
-            self.target_policy_noise,
-            self.target_noise_clip,
-            settings.checked_norm(self.max_grad_norm),
-            settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
-        )
+        rule_settings = self._rule_settings()
         update, losses = self._update_maker(), []
         try:
             with update.running(self.batch_size):
@@ -346,6 +340,16 @@ class TD3X(Accelerated, Overlapping, Resumable, Exportable):
             values = [value for one in losses if (value := getattr(one, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
+
+    def _rule_settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            self.gamma,
+            self.tau,
+            self.target_policy_noise,
+            self.target_noise_clip,
+            settings.checked_norm(self.max_grad_norm),
+            settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
+        )
 
     def _set_learning_rates(self) -> None:
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])

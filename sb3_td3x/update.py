@@ -102,16 +102,22 @@ def critic_step(
 ) -> th.Tensor:
     """Move all critics one optimiser step towards the target of the target networks; return the loss before it."""
     kind = kind_of(policy.critic)
+    target = target_of(policy, batch, noise, settings)
+    loss = kind.loss(policy.critic(batch.observations, batch.actions), target)
+    descend(policy.critic, loss, "critic", settings.max_grad_norm)
+    return loss.detach()
+
+
+def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:
+    """What all critics are moved towards, without gradient: ``(batch, 1)``, or a column per kept quantile."""
     discounts = settings.gamma if batch.discounts is None else batch.discounts
     with th.no_grad():
         next_actions = rule.smoothed_actions(
             policy.actor_target(batch.next_observations), noise, settings.target_policy_noise, settings.target_noise_clip
         )
         next_values = policy.critic_target(batch.next_observations, next_actions)
-        target = kind.target(next_values, batch.rewards, batch.dones, discounts, settings.top_quantiles_to_drop_per_net)
-    loss = kind.loss(policy.critic(batch.observations, batch.actions), target)
-    descend(policy.critic, loss, "critic", settings.max_grad_norm)
-    return loss.detach()
+        drop = settings.top_quantiles_to_drop_per_net
+        return kind_of(policy.critic).target(next_values, batch.rewards, batch.dones, discounts, drop)
 
 
 def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, descend: Descend) -> th.Tensor:

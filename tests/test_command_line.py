@@ -19,7 +19,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, NonFiniteError, cli, experiment, playing
+from sb3_td3x import TD3X, NonFiniteError, cli, experiment, playing, scores
 from sb3_td3x.curves import draw
 from sb3_td3x.rundir import RunDir
 from tests.tools import LineEnv, model
@@ -250,7 +250,7 @@ class TestReading:
         content = OrderedDict([("algo", "td3"), ("env", "Walker2DBulletEnv-v0")])
         (run / "Walker2DBulletEnv-v0" / "args.yml").write_text(yaml.dump(content))
         assert RunDir.open(run).arguments() == dict(content)
-        draw([RunDir.open(run), RunDir.open(trained[0])], tmp_path / "both.png")
+        draw(scores.read([run, trained[0]]), tmp_path / "both.png")
         assert (tmp_path / "both.png").stat().st_size > 1000
 
     def test_plot_draws_several_runs(self, trained, tmp_path):

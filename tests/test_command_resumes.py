@@ -44,7 +44,7 @@ def short_run(out, steps=300, **kwargs):
 def rows(path):
     """A CSV's rows without the columns of wall-clock time, whatever the order of its columns."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    timed = {"t", "time/fps", "time/time_elapsed"}
+    timed = {"t", "time/fps", "time/time_elapsed", "time/updates_per_second"}
     return [{key: value for key, value in row.items() if key not in timed} for row in csv.DictReader(lines)]
 
 

@@ -11,10 +11,10 @@ import yaml
 from optuna import TrialPruned
 from rich.console import Console
 
-from sb3_td3x import experiment
+from sb3_td3x import experiment, scores
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
-from sb3_td3x.curves import draw
+from sb3_td3x.curves import figure
 from sb3_td3x.rundir import RunDir
 from sb3_td3x.study import attempt, grid, runners
 from sb3_td3x.study.folder import COLUMNS, StudyFolder
@@ -147,12 +147,14 @@ class TestResults:
         assert list(made(runs, path)) == [runs[0].name]
         assert table.read_text() == content
 
-    def test_plots_have_a_line_per_setting(self, finished, tmp_path, monkeypatch):
-        path, runs, _ = finished
-        labels = []
-        monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, *values, label, **style: labels.append(label))
-        draw([RunDir.open(StudyFolder.at(path).run(run)) for run in runs], tmp_path / "curve.png")
-        assert labels == [f"TD3X {setting}, Pendulum-v1, mean of 2 runs" for setting in ("default", "slow")]
+    def test_plots_have_a_line_per_setting(self, finished):
+        path, _, _ = finished
+        (panel,) = figure(scores.read([path])).axes
+        assert panel.get_title("left") == "Pendulum-v1"
+        assert [text.get_text() for text in panel.figure.legends[0].get_texts()] == [
+            "TD3X default, 2 runs",
+            "TD3X slow, 2 runs",
+        ]
 
     def test_the_table_shows_states_steps_and_scores(self, finished):
         path, runs, _ = finished

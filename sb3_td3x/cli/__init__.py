@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, study, train
+from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, report, study, train
 
 app = typer.Typer(
     help="Train, watch and compare TD3X agents.",
@@ -18,6 +18,7 @@ app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("enjoy")(enjoy.command)
 app.command("plot")(plot.command)
+app.command("report")(report.command)
 app.command("export")(export.command)
 app.command("push")(push.command)
 app.command("bench")(bench.command)

@@ -1,0 +1,130 @@
+"""The evaluation scores of runs, from wherever they are kept: run folders, study folders, tables."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sb3_td3x.rundir import SCORES, RunDir
+
+NUMBERS = ("timesteps", "mean_return", "std_return", "wall_seconds")
+TABLE_COLUMNS = ("algo", "setting", "env", "seed", *NUMBERS)
+"""Of a study's tables; a run's own has the numbers alone."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """
+    The evaluations of one run; arrays are ``(evaluations,)``, one evaluation at least.
+
+    :param label: algorithm and setting: runs that differ in their seed alone share it
+    :param env_id: the environment
+    :param seed: of the run; ``None`` where it is not known
+    :param source: where they were read, for errors
+    :param steps: environment steps
+    :param mean: mean return of the evaluation's episodes
+    :param spread: their standard deviation
+    :param seconds: of training up to the evaluation; NaN where it is not known
+    """
+
+    label: str
+    env_id: str
+    seed: int | None
+    source: Path
+    steps: np.ndarray
+    mean: np.ndarray
+    spread: np.ndarray
+    seconds: np.ndarray
+
+
+def read(paths: Iterable[Path]) -> list[Scores]:
+    """
+    The scores of all runs in some places; a place that is named twice counts once.
+
+    :param paths: run folders, folders of ``td3x study``, tables of scores as a study writes them, or folders of tables
+    :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
+    """
+    found: dict[Path, list[Scores]] = {}
+    for path in paths:
+        for source in _sources(path):
+            if source.resolve() not in found:
+                found[source.resolve()] = of_table(source) if source.is_file() else [of_run(RunDir.open(source))]
+    return [scores for group in found.values() for scores in group]
+
+
+def _sources(path: Path) -> list[Path]:
+    """Run folders and tables that a path stands for."""
+    if path.is_file() or _is_run(path):
+        return [path]
+    runs = [run for run in sorted(path.glob("runs/*")) if _is_run(run)]
+    if evaluated := [run for run in runs if (run / "evaluations.npz").exists()]:
+        return evaluated
+    if runs:
+        raise ValueError(f"no run of the study {path} has evaluations yet")
+    if tables := sorted(path.glob("*.csv")):
+        return tables
+    raise ValueError(f"{path} is not a run, a study or a table of scores")
+
+
+def _is_run(path: Path) -> bool:
+    return any(path.glob("*/args.yml"))
+
+
+def of_run(run: RunDir) -> Scores:
+    """
+    :raises ValueError: if the run has no evaluations yet
+    """
+    steps, results = run.scores()
+    arguments = run.arguments()
+    setting = arguments.get("setting") or arguments.get("preset")  # rl-zoo3's own runs have none
+    label = _label(str(arguments.get("algo", "")), str(setting or ""))
+    seconds = _seconds(run.path / SCORES, steps)
+    seed = arguments.get("seed")
+    mean, spread = results.mean(axis=1), results.std(axis=1)
+    return Scores(label, run.env_id, seed if isinstance(seed, int) else None, run.path, steps, mean, spread, seconds)
+
+
+def _label(algo: str, setting: str) -> str:
+    return " ".join(part for part in (algo.upper(), setting) if part)
+
+
+def _seconds(path: Path, steps: np.ndarray) -> np.ndarray:
+    """In the order of ``steps``. A run writes its table after the evaluation, so the last line may be missing."""
+    known = {int(row["timesteps"]): row["wall_seconds"] for row in _rows(path)} if path.exists() else {}
+    return np.array([known.get(int(step), np.nan) for step in steps])
+
+
+def of_table(path: Path) -> list[Scores]:
+    """
+    The runs in a table with the columns ``TABLE_COLUMNS``.
+
+    :raises ValueError: for another file
+    """
+    rows = _rows(path)
+    if not rows:
+        raise ValueError(f"{path} has no scores yet")
+    if missing := [name for name in TABLE_COLUMNS if name not in rows[0]]:
+        raise ValueError(f"{path} is no table of scores: it has no column {missing[0]}")
+    runs = [list(group) for _, group in groupby(rows, key=lambda row: [row[name] for name in TABLE_COLUMNS[:4]])]
+    return [_of_rows(run, path) for run in runs]
+
+
+def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:
+    first = rows[0]
+    steps, mean, spread, seconds = (np.array([row[name] for row in rows]) for name in NUMBERS)
+    return Scores(
+        _label(first["algo"], first["setting"]), first["env"], int(first["seed"]), path, steps, mean, spread, seconds
+    )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """A table's lines, what is a number as a number."""
+    try:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        return [{**row, **{name: float(row[name]) for name in NUMBERS if name in row}} for row in rows]
+    except (ValueError, TypeError, csv.Error) as error:  # a line that is cut off has a column less
+        raise ValueError(f"{path} is no table of scores: {error}") from error

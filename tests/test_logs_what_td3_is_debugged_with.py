@@ -1,0 +1,225 @@
+"""The log holds what TD3 is debugged with, the numbers are right, and writing it changes nothing in a run."""
+
+import csv
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x.accelerate import _has_compiler
+from sb3_td3x.diagnostics import measure, undisturbed_sample
+from sb3_td3x.exploration import noise_std
+from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.update import UpdateSettings
+from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, weights
+
+ROOT = Path(__file__).parent.parent
+MEASURED = {"train/q_mean", "train/target_mean", "train/twin_gap", "train/action_saturation"}
+LOGGED = {*MEASURED, "train/replay_size", "rollout/action_noise_std", "time/updates_per_second"}
+DICT = spaces.Dict({"image": spaces.Box(0, 255, (1, 36, 36), np.uint8), "vector": spaces.Box(-10, 10, (2,))})
+
+
+def logged(folder, *formats, steps=130, env=None, policy="MlpPolicy", **kwargs):
+    """A short run that writes its log at every second episode, and the model after it."""
+    algorithm = model(env, policy, **kwargs)
+    algorithm.set_logger(configure(str(folder), list(formats or ["csv"])))
+    return algorithm.learn(steps, log_interval=2)
+
+
+def rows(folder):
+    return list(csv.DictReader((folder / "progress.csv").read_text().splitlines()))
+
+
+class TestNumbers:
+    SETTINGS = UpdateSettings(gamma=0.9, tau=0.01, target_policy_noise=0.2, target_noise_clip=0.3)
+
+    @pytest.mark.parametrize("n_critics", [1, 2, 3])
+    def test_are_those_of_a_slow_calculation(self, n_critics):
+        algorithm = model(policy_kwargs={**SMALL, "n_critics": n_critics})
+        batch, noise = random_batch(0, batch=6), th.randn(6, 1)
+        with th.no_grad():
+            algorithm.actor.mu[-2].bias.fill_(3)  # tanh(3) is 0.995: most actions are saturated
+        policy, gap, values, targets, saturated = algorithm.policy, [], [], [], []
+        for i in range(6):  # one transition after the other
+            observation, action, after = (
+                part[i : i + 1] for part in (batch.observations, batch.actions, batch.next_observations)
+            )
+            with th.no_grad():
+                q = [float(one) for one in policy.critic(observation, action)]
+                next_action = float(policy.actor_target(after)) + float(np.clip(0.2 * float(noise[i]), -0.3, 0.3))
+                next_action = th.tensor([[np.clip(next_action, -1, 1)]], dtype=th.float32)
+                next_q = min(float(one) for one in policy.critic_target(after, next_action))
+                saturated.append(abs(float(policy.actor(observation))) > 0.99)
+            values += q
+            gap.append(max(q) - min(q))
+            targets.append(float(batch.rewards[i]) + (1 - float(batch.dones[i])) * 0.9 * next_q)
+        expected = {
+            "q_mean": np.mean(values), "target_mean": np.mean(targets), "action_saturation": np.mean(saturated),
+            **({"twin_gap": np.mean(gap)} if n_critics > 1 else {}),
+        }  # fmt: skip
+        assert expected["action_saturation"] > 0
+        assert measure(policy, batch, noise, self.SETTINGS) == pytest.approx(expected, rel=1e-5)
+
+    def test_a_quantile_critics_value_is_the_mean_of_its_quantiles(self):
+        algorithm = model(n_quantiles=5)
+        batch, noise = random_batch(1, batch=6), th.randn(6, 1)
+        found = measure(algorithm.policy, batch, noise, self.SETTINGS._replace(top_quantiles_to_drop_per_net=2))
+        with th.no_grad():
+            first, second = (one.mean(dim=1) for one in algorithm.critic(batch.observations, batch.actions))
+            kept = algorithm.policy.actor_target(batch.next_observations) + (0.2 * noise).clamp(-0.3, 0.3)
+            pool = th.cat(algorithm.critic_target(batch.next_observations, kept.clamp(-1, 1)), dim=1).sort(dim=1).values
+        target = batch.rewards + (1 - batch.dones) * 0.9 * pool[:, :6]  # 10 quantiles without the largest 4
+        assert found["q_mean"] == pytest.approx(float((first + second).mean() / 2), rel=1e-5)
+        assert found["twin_gap"] == pytest.approx(float((first - second).abs().mean()), rel=1e-5)
+        assert found["target_mean"] == pytest.approx(float(target.mean()), rel=1e-5)
+
+    def test_noise_of_each_kind(self):
+        assert noise_std(None) == 0
+        normal = NormalActionNoise(np.zeros(2), np.array([0.1, 0.3]))
+        assert noise_std(normal) == noise_std(VectorizedActionNoise(normal, 3)) == pytest.approx(0.2)
+        correlated = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.2), theta=0.5, dt=0.2)
+        np.random.seed(0)
+        assert noise_std(correlated) == pytest.approx(np.std([correlated() for _ in range(40_000)]), rel=0.03)
+        assert noise_std(type("Own", (NormalActionNoise.__base__,), {"__call__": lambda self: 0})()) is None
+
+    def test_sizes_and_noise_in_the_log(self, tmp_path):
+        logged(tmp_path, action_noise=0.25, learning_starts=50, env=DummyVecEnv([LineEnv] * 2), buffer_size=100)
+        kept = rows(tmp_path)
+        assert [int(row["train/replay_size"]) for row in kept] == [40, 80, 100]  # two environments, 100 in all
+        assert {float(row["rollout/action_noise_std"]) for row in kept} == {0.25}
+        # Nothing has been updated by the first: no values yet
+        assert [bool(row["train/q_mean"]) for row in kept] == [False, True, True]
+        assert [float(row["time/updates_per_second"]) > 0 for row in kept] == [False, True, True]
+
+
+class TestKeys:
+    def test_are_in_csv_and_tensorboard(self, tmp_path):
+        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
+        logged(tmp_path, "csv", "tensorboard")
+        assert set(rows(tmp_path)[0]) >= LOGGED
+        assert set(accumulator.EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]) >= LOGGED
+
+    @pytest.mark.parametrize(
+        ("kwargs", "missing"),
+        [
+            ({"policy_kwargs": {**SMALL, "n_critics": 1}}, {"train/twin_gap"}),
+            ({"policy_kwargs": {**SMALL, "n_critics": 3}, "n_quantiles": 4}, set()),
+            ({"policy": "MultiInputPolicy", "env": LineEnv(DICT)}, set()),
+            ({"env": VecNormalize(DummyVecEnv([LineEnv]))}, set()),
+            ({"n_steps": 3}, set()),
+            ({"replay_buffer_class": DeviceReplayBuffer}, set()),
+            (
+                {
+                    "policy": "MultiInputPolicy",
+                    "env": BitFlippingEnv(n_bits=4, continuous=True),
+                    "replay_buffer_class": HerReplayBuffer,
+                },
+                set(),
+            ),
+        ],
+        ids=["one critic", "three quantile critics", "Dict", "normalised", "n-step", "on the device", "hindsight"],
+    )
+    def test_are_there_for_every_kind_of_model(self, kwargs, missing, tmp_path):
+        logged(tmp_path, steps=60, **kwargs)
+        last = rows(tmp_path)[-1]
+        assert MEASURED - set(last) == missing
+        assert all(np.isfinite(float(last[key])) for key in MEASURED - missing)
+
+    def test_are_all_explained(self):
+        page = (ROOT / "docs" / "logging.md").read_text()
+        assert set(re.findall(r"`(\w+/\w+)`", page)) >= LOGGED
+
+
+class OwnGenerator(ReplayBuffer):
+    """Draws from a generator of its own, as a user's buffer may."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own = np.random.default_rng(0)
+
+    def sample(self, batch_size, env=None):
+        return self._get_samples(self.own.integers(self.size(), size=batch_size), env)
+
+
+class BatchNorm(FlattenExtractor):
+    """In training mode every forward pass moves its statistics."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations):
+        return self.norm(super().forward(observations))
+
+
+class TestARunWithALogEqualsOneWithout:
+    @pytest.mark.parametrize(
+        "kwargs",
+        [
+            {},
+            {"replay_buffer_class": DeviceReplayBuffer, "train_freq": (1, "episode"), "gradient_steps": -1},
+            {"replay_buffer_class": OwnGenerator},
+            {"policy_kwargs": {**SMALL, "features_extractor_class": BatchNorm}},
+            {"accelerate": "compiled"},
+        ],
+        ids=["plain", "episodes", "a buffer with a generator", "batch norm", "compiled"],
+    )
+    def test_bit_for_bit(self, kwargs, tmp_path):
+        if kwargs.get("accelerate") == "compiled" and not _has_compiler():
+            pytest.skip("there is no C++ compiler")
+        with_log = logged(tmp_path, "csv", **kwargs)
+        drawn_with = random.random(), np.random.random(), th.rand(1)
+        without = model(**kwargs).learn(130, log_interval=None)
+        drawn_without = random.random(), np.random.random(), th.rand(1)
+        assert rows(tmp_path)[-1]["train/q_mean"]
+        assert largest_difference(weights(with_log), weights(without)) == 0
+        assert with_log.replay_buffer.observations.tolist() == without.replay_buffer.observations.tolist()
+        assert drawn_with == drawn_without
+        assert th.equal(with_log.noise_generator.get_state(), without.noise_generator.get_state())
+
+    def test_the_same_step_and_buffer_give_the_same_batch(self):
+        buffer = model().learn(60).replay_buffer
+        (first, noise), (again, noise_again), (other, _) = (undisturbed_sample(buffer, 16, None, seed) for seed in (5, 5, 6))
+        assert th.equal(first.observations, again.observations)
+        assert th.equal(noise, noise_again)
+        assert not th.equal(first.observations, other.observations)
+
+
+WITH_WANDB = """
+import wandb
+from wandb.integration.sb3 import WandbCallback
+from tests.tools import model
+
+run = wandb.init(project="td3x", mode="offline", sync_tensorboard=True)
+model(tensorboard_log="tensorboard").learn(130, WandbCallback(model_save_path="models"), log_interval=1)
+assert run.config["algo"] == "TD3X" and run.config["batch_size"] == 16
+run.finish()
+"""
+
+
+def test_weights_and_biases_callback_gets_the_log_without_a_network(tmp_path):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    # In a process of its own: wandb changes TensorBoard's classes for good
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", WITH_WANDB], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "models" / "model.zip").exists()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"train/twin_gap" in file.read_bytes()

@@ -1,0 +1,146 @@
+"""``td3x plot``: what is read, what is drawn of it, and what is said when that cannot be."""
+
+import numpy as np
+import pytest
+
+from sb3_td3x import curves, iqm, scores
+from tests.test_command_line import called
+
+HEAD = "algo,setting,env,seed,timesteps,mean_return,std_return,wall_seconds"
+
+
+def table(path, env="Hopper-v0", seed=0, setting="default", values=(1, 3, 5), every=100, pace=2.0):
+    lines = [f"td3x,{setting},{env},{seed},{i * every},{value},0.5,{i * pace}" for i, value in enumerate(values, 1)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([HEAD, *lines]) + "\n")
+    return path
+
+
+class TestReading:
+    def test_a_table_and_a_folder_of_tables(self, tmp_path):
+        first, second = table(tmp_path / "a.csv"), table(tmp_path / "b.csv", seed=1)
+        (one,) = scores.read([first])
+        assert (one.label, one.env_id, one.seed) == ("TD3X default", "Hopper-v0", 0)
+        assert (one.steps.tolist(), one.mean.tolist(), one.seconds.tolist()) == ([100, 200, 300], [1, 3, 5], [2, 4, 6])
+        assert [found.seed for found in scores.read([tmp_path, second])] == [0, 1]  # named twice, counts once
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("a,b\n1,2\n", "no column algo"),
+            (HEAD + "\n", "no scores yet"),
+            (HEAD + "\ntd3x,d,E,0,1", "is no table"),
+            ("", "no scores"),
+        ],
+        ids=["other columns", "no line", "a line cut off", "empty"],
+    )
+    def test_another_file_is_named(self, content, message, tmp_path, capfd, monkeypatch):
+        (tmp_path / "t.csv").write_text(content)
+        code, printed = called(monkeypatch, capfd, "plot", tmp_path / "t.csv")
+        assert code == 2
+        assert message in printed
+
+    def test_a_run_without_evaluations_says_when_the_first_comes(self, tmp_path, capfd, monkeypatch):
+        (tmp_path / "run" / "E-v0").mkdir(parents=True)
+        (tmp_path / "run" / "E-v0" / "args.yml").write_text("algo: td3x\nenv: E-v0\neval_freq: 5000\n")
+        code, printed = called(monkeypatch, capfd, "plot", tmp_path / "run")
+        assert code == 2
+        assert "no evaluations yet: the first comes after 5000 steps" in printed
+
+
+class TestCurves:
+    def test_over_steps_is_the_mean_over_seeds_with_its_interval(self, tmp_path):
+        runs = scores.read([table(tmp_path / f"{seed}.csv", seed=seed, values=(seed, 2 * seed, 7)) for seed in (0, 3, 6)])
+        curve = curves.summary(runs)
+        assert curve.x.tolist() == [100, 200, 300]
+        assert curve.mean.tolist() == [3, 6, 7]
+        # Of the 27 resamples of 0, 3, 6 the lowest mean is 0 and the highest 6, each with probability 1/27 > 2.5 %
+        assert (curve.low[0], curve.high[0]) == (0, 6)
+        assert (curve.low[2], curve.high[2]) == (7, 7)
+
+    def test_ends_where_the_shortest_run_ends(self, tmp_path):
+        runs = scores.read([table(tmp_path / "a.csv"), table(tmp_path / "b.csv", seed=1, values=(1, 1, 1, 9))])
+        assert curves.summary(runs).x.tolist() == [100, 200, 300]
+
+    def test_over_time_a_score_between_two_evaluations_is_on_the_line_between_them(self, tmp_path):
+        slow, fast = table(tmp_path / "a.csv", pace=4.0, values=(0, 4)), table(tmp_path / "b.csv", pace=3.0, values=(6, 0, 6))
+        curve = curves.summary(scores.read([slow, fast]), "time")
+        assert curve.x.tolist() == [4, 6, 8]  # evaluated at 4, 8 and at 3, 6, 9
+        np.testing.assert_allclose(curve.mean, [(0 + 4) / 2, (2 + 0) / 2, (4 + 4) / 2])
+
+    def test_one_run_has_the_spread_over_its_episodes(self, tmp_path):
+        curve = curves.summary(scores.read([table(tmp_path / "a.csv")]))
+        assert (curve.high - curve.low).tolist() == [1, 1, 1]
+
+    def test_a_panel_per_environment_and_axis_and_a_line_per_setting(self, tmp_path):
+        for env in ("A-v0", "B-v0"):
+            for setting in ("one", "two"):
+                table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
+        picture = curves.figure(scores.read([tmp_path]), ("steps", "time"))
+        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"] * 2
+        assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time (seconds)"]
+        assert all(len(axes.lines) == 2 for axes in picture.axes)
+        assert "one standard deviation" in picture.get_supxlabel()
+
+    def test_are_written_over_both_axes(self, tmp_path, capfd, monkeypatch):
+        code, _ = called(monkeypatch, capfd, "plot", table(tmp_path / "a.csv"), "--x", "both", "--out", tmp_path / "c.png")
+        assert code == 0
+        import matplotlib.image
+
+        assert matplotlib.image.imread(tmp_path / "c.png").std() > 0.03
+
+    def test_without_times_say_so(self, tmp_path):
+        one = scores.read([table(tmp_path / "a.csv", pace=float("nan"))])
+        with pytest.raises(ValueError, match=r"has no times .*--x steps"):
+            curves.figure(one, ("time",))
+
+    def test_names_are_text_and_no_formula(self, tmp_path):
+        curves.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
+
+
+class TestInterquartileMean:
+    @pytest.fixture
+    def four(self, tmp_path):
+        """Two settings, two environments of different scale, two seeds; the last setting lacks an environment."""
+        for env, scale in (("A-v0", 1), ("B-v0", 100)):
+            for seed in (0, 1):
+                table(tmp_path / f"{env}{seed}.csv", env, seed, values=(0, scale * (1 + seed), scale * 4))
+        table(tmp_path / "half.csv", "A-v0", setting="half")
+        return scores.read([tmp_path])
+
+    def test_is_rliables_of_scores_on_one_scale(self, four):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        from rliable.metrics import aggregate_iqm
+
+        panel = curves.figure(four, with_iqm=True).axes[-1]
+        (line,) = panel.lines
+        # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
+        middle = aggregate_iqm(np.array([[1 / 5, 100 / 400], [2 / 5, 200 / 400]]))
+        assert line.get_ydata()[1] == pytest.approx(middle)
+        assert panel.get_title("left") == "all 2 environments"
+        caption = panel.figure.get_supxlabel()
+        assert "0 and 1 are the lowest and highest score" in caption
+        assert "for want of an environment: TD3X half" in caption
+
+    def test_equals_rliables_at_every_point_and_leaves_the_generator_alone(self):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        from rliable.metrics import aggregate_iqm
+
+        values = np.random.default_rng(0).normal(size=(5, 3, 4))
+        before = np.random.get_state()[1].copy()
+        mean, low, high = iqm.interquartile_mean(values)
+        assert np.array_equal(before, np.random.get_state()[1])
+        np.testing.assert_allclose(mean, [aggregate_iqm(values[..., point]) for point in range(4)])
+        assert ((low < mean) & (mean < high)).all()
+
+    def test_of_one_seed_has_an_interval_without_width(self):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        mean, low, high = iqm.interquartile_mean(np.arange(6.0).reshape(1, 3, 2))
+        assert mean.tolist() == low.tolist() == high.tolist() == [2, 3]
+
+    def test_needs_rliable_and_names_it(self, four, tmp_path, capfd, monkeypatch):
+        monkeypatch.setattr(iqm, "find_spec", lambda name: None)
+        code, printed = called(monkeypatch, capfd, "plot", tmp_path)
+        assert code == 2
+        assert "pip install rliable (or leave it out: --no-iqm)" in printed
+        assert called(monkeypatch, capfd, "plot", tmp_path, "--no-iqm", "--out", tmp_path / "c.png")[0] == 0

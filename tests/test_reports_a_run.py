@@ -1,0 +1,258 @@
+"""``td3x report``: one page with all of a run, that loads nothing and runs nothing, whoever made the run's folder."""
+
+import base64
+import html
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import gymnasium as gym
+import pytest
+import yaml
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
+from typer.testing import CliRunner
+
+from sb3_td3x import cli, experiment, report
+from sb3_td3x.rundir import RunDir
+from tests.test_command_line import FAST, called
+from tests.tools import LineEnv
+
+STEPS = 400
+FILM = b"\0\0\0\x18ftypmp42 not much of a film"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """A run that stopped at 260 of 400 steps, with a checkpoint at 200."""
+    gym.registry["Line-v0"] = gym.envs.registration.EnvSpec("Line-v0", LineEnv)
+    wanted = experiment.Experiment(
+        "Line-v0", STEPS, seed=3, overrides=FAST, eval_freq=100, eval_episodes=2, save_freq=100, device="cpu",
+        out=tmp_path_factory.mktemp("logs"),
+    )  # fmt: skip
+    run = experiment.prepare(wanted)
+    experiment.train(run, [StopTrainingOnMaxEpisodes(13)])
+    run.folder.film.parent.mkdir()
+    run.folder.film.write_bytes(FILM)
+    yield run.folder
+    del gym.registry["Line-v0"]
+
+
+@pytest.fixture(scope="module")
+def page(unfinished):
+    return report.render(unfinished)
+
+
+class Parts(HTMLParser):
+    """What a page consists of: tags with their attributes, and text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += f" {data}"
+
+    def urls(self):
+        return [attrs[name] for _, attrs in self.tags for name in ("src", "srcset", "href", "action", "data") if name in attrs]
+
+
+def commands(page):
+    return [shlex.split(html.unescape(command)) for command in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
+
+
+class TestContent:
+    def test_says_what_the_run_is_and_how_it_went(self, unfinished, page):
+        text = " ".join(Parts(page).text.split())
+        assert "Line-v0 TD3X, preset default, seed 3" in text
+        assert "steps 260 of 400, unfinished" in text
+        steps, results = unfinished.scores()
+        best = int(results.mean(axis=1).argmax())
+        assert f"best score {results.mean(axis=1)[best]:.1f} at {steps[best]} steps" in text
+        for heading in ("Learning curve", "Film of the best model", "Hyper-parameters", "Versions", "stable-baselines3"):
+            assert heading in text
+        assert "net_arch: [16, 16]" in text
+
+    def test_has_a_chart_of_every_diagnostic(self, page):
+        titles = [title for title, *_ in report.CHARTS if title not in ("Success rate",)]
+        text = Parts(page).text
+        assert not [title for title in titles if title not in text]
+
+    def test_pictures_and_film_are_in_the_page(self, page):
+        urls = Parts(page).urls()
+        film = [url for url in urls if url.startswith("data:video/mp4;base64,")]
+        assert [base64.b64decode(url.partition(",")[2]) for url in film] == [FILM]
+        pictures = [url for url in urls if url not in film]
+        assert len(pictures) >= 2 * 12  # light and dark
+        for url in pictures:
+            assert url.startswith("data:image/svg+xml;base64,")
+            root = ElementTree.fromstring(base64.b64decode(url.partition(",")[2]))  # noqa: S314  # matplotlib's
+            assert root.tag.endswith("}svg")
+
+    def test_the_command_repeats_the_run(self, unfinished, page, monkeypatch, tmp_path):
+        wanted = []
+        monkeypatch.setattr(
+            experiment, "prepare", lambda one: wanted.append(one) or (_ for _ in ()).throw(ValueError("enough"))
+        )
+        program, *arguments = commands(page)[0]
+        assert program == "td3x"
+        CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path)])
+        made = experiment.Experiment.of_arguments(unfinished)
+        (one,) = wanted
+        for name in vars(made):
+            # "auto" is what the run's cpu was chosen for
+            assert name == "out" or getattr(one, name) == getattr(made, name), name
+
+    @pytest.mark.filterwarnings("ignore:not restored exactly")  # the callback that stopped it
+    def test_the_command_goes_on_with_the_run(self, unfinished, page, tmp_path):
+        assert commands(page)[1] == ["td3x", "train", "--resume", str(unfinished.path)]
+        assert "Go on from step 200" in page
+        copy = tmp_path / "td3x" / "Line-v0_1"
+        shutil.copytree(unfinished.path, copy)
+        experiment.train(experiment.resume(RunDir.open(copy)))
+        finished = report.render(RunDir.open(copy))
+        assert commands(finished)[1] == ["td3x", "train", "--resume", str(copy), "--steps", "800"]
+        assert "unfinished" not in finished
+
+    def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, capfd, monkeypatch):
+        (tmp_path / "run").mkdir()
+        shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")
+        code, _ = called(monkeypatch, capfd, "report", tmp_path / "run")
+        assert code == 0
+        text = (tmp_path / "run" / "report.html").read_text()
+        assert "has no evaluations yet" in text
+        assert "no log" in text
+        assert "There is no film" in text
+        assert "--resume" not in text
+
+    def test_a_damaged_or_foreign_run_is_explained(self, unfinished, tmp_path, capfd, monkeypatch):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        (run / "evaluations.npz").write_bytes(b"PK\x03\x04 no archive")
+        (run / "progress.csv").write_bytes(b"time/total_timesteps,train/q_mean\n100,1\n200\n\xff,\x00")
+        assert "evaluations.npz cannot be read" in html.unescape(report.render(RunDir.open(run)))
+        (run / "Line-v0" / "args.yml").write_text("algo: td3\nenv: Line-v0\n")  # rl-zoo3's
+        assert commands(report.render(RunDir.open(run))) == []
+        (run / "Line-v0" / "args.yml").write_text("env: [1, 2]\n")
+        assert "names no environment" in called(monkeypatch, capfd, "report", run)[1]
+        assert "an .html" in called(monkeypatch, capfd, "report", unfinished.path, "--out", tmp_path / "r.pdf")[1]
+
+
+class TestStrangersRuns:
+    ATTACK = "'\"><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>{{ 7*7 }}$(touch canary)\n`id`"
+
+    @pytest.fixture
+    def hostile(self, unfinished, tmp_path):
+        run = tmp_path / f"x<b>&'{'y' * 5}"
+        shutil.copytree(unfinished.path, run)
+        name = "attack"
+        (run / "Line-v0").rename(run / name)
+        arguments = yaml.safe_load((run / name / "args.yml").read_text())
+        attacks = dict.fromkeys(("preset", "setting", "seed", "device"), self.ATTACK)
+        arguments |= {
+            **attacks,
+            "env": name,
+            "overrides": [self.ATTACK],
+            "versions": {self.ATTACK: self.ATTACK},
+            self.ATTACK: [1],
+        }
+        (run / name / "args.yml").write_text(yaml.safe_dump(arguments))
+        (run / name / "config.yml").write_text(
+            yaml.safe_dump({self.ATTACK: {self.ATTACK: self.ATTACK}, "n_timesteps": "many"})
+        )
+        header = ["time/total_timesteps", "<svg onload=alert(1)>", "javascript:alert(1)", "</title><script>"]
+        (run / "progress.csv").write_text(",".join(header) + "\n100,1,2,3\n200,inf,nan,<script>\n")
+        run.joinpath("video", "best_model.mp4").unlink()
+        (tmp_path / "secret").write_text("the user's own secret")
+        run.joinpath("video", "best_model.mp4").symlink_to(tmp_path / "secret")
+        return RunDir.open(run)
+
+    def test_their_text_stays_text_and_their_links_are_not_followed(self, hostile):
+        page = report.render(hostile)
+        parts = Parts(page)
+        known = {
+            "html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "h3", "p", "dl", "div", "dt", "dd",
+            "section", "figure", "figcaption", "picture", "source", "img", "pre", "table", "tr", "th", "td",
+        }  # fmt: skip
+        assert {tag for tag, _ in parts.tags} <= known
+        assert not [name for _, attrs in parts.tags for name in attrs if name.startswith("on")]
+        assert all(url.startswith("data:image/svg+xml;base64,") for url in parts.urls())
+        assert "{{ 7*7 }}" in parts.text
+        assert base64.b64encode(b"the user's own secret").decode() not in page
+        assert "default-src 'none'" in page
+        for picture in parts.urls():
+            assert b"<script" not in base64.b64decode(picture.partition(",")[2])
+
+    def test_their_commands_are_harmless_when_pasted(self, hostile):
+        for command in commands(report.render(hostile)):
+            assert command[:2] in (["td3x", "train"], ["td3x", "eval"])
+            assert not set(command) & {"touch", "id"}  # the attack is one word, quoted
+        assert self.ATTACK in commands(report.render(hostile))[0]
+
+    def test_settings_outside_of_the_folder_are_not_read(self, hostile, tmp_path, capfd, monkeypatch):
+        (tmp_path / "own.yml").write_text("password: x")
+        hostile.config_file.unlink()
+        hostile.config_file.symlink_to(tmp_path / "own.yml")
+        code, printed = called(monkeypatch, capfd, "report", hostile.path)
+        assert code == 2
+        assert "leads out of the run's folder" in printed
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+class TestInABrowser:
+    # The page's own policy forbids scripts, so the copy that is looked at from inside has none
+    PROBE = """<script>addEventListener("load", () => {
+        const data = document.body.dataset
+        data.pictures = document.images.length
+        data.broken = [...document.images].filter(one => !one.naturalWidth).length
+        data.loaded = performance.getEntriesByType("resource").filter(one => !one.name.startsWith("data:")).length
+        data.overflows = document.documentElement.scrollWidth > innerWidth
+    })</script></body>"""
+
+    @staticmethod
+    def chromium(tmp_path, page, *arguments):
+        switches = [
+            "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+        ]  # fmt: skip
+        ended = subprocess.run([CHROMIUM, *switches, *arguments, page.as_uri()], capture_output=True, text=True, timeout=200)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def test_is_drawn_without_a_request(self, page, tmp_path):
+        file, picture, requests = tmp_path / "report.html", tmp_path / "page.png", tmp_path / "requests.json"
+        file.write_text(page)
+        self.chromium(
+            tmp_path,
+            file,
+            f"--screenshot={picture}",
+            "--window-size=1100,2400",
+            f"--log-net-log={requests}",
+            "--hide-scrollbars",
+        )
+        events = json.loads(requests.read_text())["events"]
+        asked = {event["params"]["url"] for event in events if "url" in event.get("params", {})}
+        assert not [url for url in asked if url.startswith("http")]
+        import matplotlib.image
+
+        pixels = matplotlib.image.imread(picture)[..., :3]
+        assert pixels.shape[:2] == (2400, 1100)
+        # Not blank: text and lines in every third of the page
+        assert all(part.std() > 0.02 for part in (pixels[:800], pixels[800:1600], pixels[1600:]))
+
+    @pytest.mark.parametrize("width", [1100, 500])
+    def test_no_picture_is_broken_and_nothing_sticks_out(self, width, page, tmp_path):
+        file = tmp_path / "probed.html"
+        file.write_text(re.sub(r"<meta http-equiv=[^>]*>", "", page).replace("</body>", self.PROBE))
+        dom = self.chromium(tmp_path, file, "--dump-dom", f"--window-size={width},900")
+        found = dict(re.findall(r'data-(\w+)="(\w+)"', re.search(r"<body[^>]*>", dom)[0]))
+        assert int(found["pictures"]) >= 13
+        assert (found["broken"], found["loaded"], found["overflows"]) == ("0", "0", "false")

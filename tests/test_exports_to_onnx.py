@@ -86,18 +86,14 @@ class TestTheGraphActsAsPredict:
         require_equal_actions(session, algorithm, frames.observation_space, env.normalize_obs)
 
     def test_with_dict_observations_of_which_some_are_normalised(self, tmp_path):
-        parts = {
-            "speed": spaces.Box(-9, 9, (3,)),
-            "action": spaces.Box(-1, 1, (2, 2)),
-            "kind": spaces.Discrete(4),
-            "view": PICTURE,
-        }
-        space = spaces.Dict(parts)
+        counts = {"kind": spaces.Discrete(4), "kinds": spaces.MultiDiscrete([2, 3]), "switches": spaces.MultiBinary(3)}
+        boxes = {"speed": spaces.Box(-9, 9, (3,)), "action": spaces.Box(-1, 1, (2, 2)), "view": PICTURE}
+        space = spaces.Dict({**counts, **boxes})
         env = normalized(VecTransposeImage(DummyVecEnv([lambda: Observing(space)])), norm_obs_keys=["speed"])
         algorithm = model(env, "MultiInputPolicy")
         session = exported(algorithm, tmp_path / "dict.onnx")
         assert {one.name: one.shape[1:] for one in session.get_inputs()} == {
-            "action": [2, 2], "kind": [], "speed": [3], "view": [36, 36, 3],
+            "action": [2, 2], "kind": [], "kinds": [2], "speed": [3], "switches": [3], "view": [36, 36, 3],
         }  # fmt: skip
         assert session.get_outputs()[0].name == "chosen_action"  # a key has the usual name
         transposed = env.venv.transpose_observations

@@ -83,9 +83,17 @@ def test_t3d_is_the_texts_recipe_for_every_environment():
 def test_sb3_is_rl_zoos_tuned_td3():
     assert presets.load("sb3", "Walker2DBulletEnv-v0") == {
         "n_timesteps": 1_000_000, "policy": "MlpPolicy", "gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000,
+        "n_quantiles": 1,
         "noise_type": "normal", "noise_std": 0.1, "gradient_steps": 1, "train_freq": 1, "batch_size": 256,
         "learning_rate": 7e-4, "policy_kwargs": {"net_arch": [400, 300]},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "n_quantiles"), [("sb3", 1), ("t3d", 1), ("default", 25)])
+def test_sb3_and_t3d_have_td3s_critics_in_every_entry_and_default_the_recipes(name, n_quantiles):
+    for env_id in presets.table(name):
+        arguments = {"n_quantiles": "auto", "buffer_size": 10, **presets.model_arguments(presets.load(name, env_id))}
+        assert model(**{**arguments, "policy_kwargs": {"net_arch": [4]}, "buffer_size": 10}).n_quantiles == n_quantiles, env_id
 
 
 def test_linear_schedules_go_from_the_value_to_zero():

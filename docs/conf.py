@@ -13,4 +13,5 @@ autodoc_member_order = "bysource"
 html_theme = "sphinx_rtd_theme"
 html_title = f"sb3_td3x {__version__}"
 html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 exclude_patterns = ["_build"]

@@ -136,7 +136,7 @@ def test_every_feature_names_the_test_that_shows_it():
     rows = [line.split(" | ") for line in (ROOT / "docs" / "features.md").read_text().splitlines() if line.startswith("| ")]
     own = {row[0].strip("| "): row[1] for row in rows if row[1] != "TD3X"}
     assert len(own) > 30
-    assert [feature for feature, cell in own.items() if cell != "–" and "`test_" not in cell] == ["actor"]
+    assert [feature for feature, cell in own.items() if cell != "\u2013" and "`test_" not in cell] == ["actor"]
 
 
 def test_no_page_shows_a_path_of_a_machine():

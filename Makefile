@@ -14,13 +14,13 @@ PRESET ?= default
 SEED ?= 0
 ARGS ?=
 
-.PHONY: help install train test lint format type docs bench speed soak commit-checks clean
+.PHONY: help install train test lint format type docs dist versions bench speed soak commit-checks clean
 
 help:
 	@echo "make train          train the PyBullet walker (STEPS=20000 for a short taste)"
 	@echo "make test           run the tests"
 	@echo "make install        set up .venv with every extra; train and test do it themselves"
-	@echo "make lint format type docs bench speed soak commit-checks clean"
+	@echo "make lint format type docs dist versions bench speed soak commit-checks clean"
 
 install: $(INSTALLED)
 
@@ -53,6 +53,18 @@ docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# What a release uploads: dist/ with the sdist and the wheel made from it
+dist: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable ".[dist]"
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+# The tests under every Python that is here, and with the oldest dependencies
+versions: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet nox
+	$(BIN)/nox
+
 # Hours on two cores: every speed and every run whose figures are not there yet
 bench: speed $(INSTALLED)
 	$(BIN)/python benchmarks/checkpoints.py
@@ -62,7 +74,7 @@ bench: speed $(INSTALLED)
 # An hour: 500 kills, 2,000 damaged files, 200,000 updates instead of the tests' 8, 200 and 20,000
 soak: $(INSTALLED)
 	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_files.py \
-		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py
+		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py
 
 # Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)
 speed: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""The errors that TD3X adds to SB3's. All are ``ValueError``s, which rl-zoo3 turns into pruned trials."""
+"""The errors that TD3X adds to SB3's. All are of the kind ``ValueError``, which rl-zoo3 turns into pruned trials."""
 
 from pathlib import Path
 

@@ -229,7 +229,7 @@ def _names() -> dict[tuple[str, str], Any]:
     named["numpy", "dtype"] = _Named("numpy.dtype")
     for module in ("pathlib", "pathlib._local"):
         named |= {(module, name): _Named("path") for name in ("PosixPath", "WindowsPath", "Path")}
-    named |= {("numpy", name): getattr(np, name) for name in _DTYPES}
+    named |= {("numpy", name): np.dtype(name).type for name in _DTYPES}  # numpy 1 has no np.bool
     named |= {("torch", str(dtype).removeprefix("torch.")): dtype for dtype in plain.TORCH_DTYPES.values()}
     classes = [*_NAMED_ONLY, *_bags(), *_CLASS_CALLS, TrainFreq, *map(known.class_named, known.names())]
     classes += [known.enum_named(f"{module}:{name}") for module, names in known.ENUMS.items() for name in names]

@@ -373,9 +373,10 @@ def _make_space(name: str, random: np.random.Generator | None, parts: dict[str, 
 
 
 def _boolean(array: Any, shape: tuple[int, ...]) -> np.ndarray:
-    if not isinstance(array, np.ndarray) or array.dtype != bool or array.shape != shape:
+    # Gymnasium before 1.0 keeps a scalar for a box of one number
+    if not isinstance(array, (np.ndarray, np.bool_)) or array.dtype != bool or array.shape != shape:
         raise ModelFileError("a space in the file has bounds of another shape than its values")
-    return array
+    return array  # type: ignore[return-value]
 
 
 _SPACES = {c.__name__: c for c in (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)}

@@ -1,4 +1,4 @@
-"""Every Python block of README and docs runs, every example runs, every command shown exists, every link leads somewhere."""
+"""Every Python block of README and docs runs, every example and notebook runs, commands and links shown are there."""
 
 import os
 import re
@@ -8,15 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 300  # blocks and examples are run with this many steps instead of those they show
 ELSEWHERE = {"walk_without_torch.py"}  # needs an exported model: test_exports_to_onnx runs it
-FEWER = {"search.py": ["--trials", "2"]}
+FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"]}
 
 
 def blocks(language):
@@ -29,8 +32,10 @@ def blocks(language):
 
 
 def with_few_steps(code):
-    """Scale ``learn(5e5, ...)`` and preset sizes of the shown code down to ``STEPS``."""
-    return re.sub(r"\.learn\([\d_.e]+", f".learn({STEPS}", code)
+    """Scale ``learn(5e5, ...)`` of the shown code down to ``STEPS``, and a number of ``learning_starts`` below it."""
+    return re.sub(
+        r"(\.learn\(|learning_starts=)[\d_.e]+", lambda found: f"{found[1]}{STEPS if found[1] == '.learn(' else 100}", code
+    )
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -61,7 +66,7 @@ def test_shown_commands_exist(code):
             options = {word for word in words if word.startswith("--")}
             assert all(option in shown.stdout for option in options), options
         else:
-            assert words[0] in {"pip", "git", "cd", "python"}, line
+            assert words[0] in {"pip", "git", "cd", "python", "nox"}, line
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)
@@ -71,6 +76,39 @@ def test_examples(path, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(path), "--steps", str(STEPS), *FEWER.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
+
+
+def test_an_interrupted_example_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for steps in ("200", "400"):
+        monkeypatch.setattr(sys, "argv", ["resume.py", "--steps", steps])
+        end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
+    assert "going on after 200 steps" in capsys.readouterr().out
+    assert end["model"].num_timesteps == 400
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.environ.get("TD3X_SOAK") != "1", reason="minutes: make soak")
+def test_the_robot_learns_to_reach(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["reach.py"])
+    end = runpy.run_path(str(ROOT / "examples" / "reach.py"), run_name="__main__")
+    assert end["success_rate"](end["model"], end["env"], 100) > 0.9
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in code), "outputs are not kept"
+    assert code[0].source.rpartition("\n")[2].startswith("%pip install")
+    notebook.cells.remove(code[0])
+    for cell in code:
+        cell.source = with_few_steps(cell.source)
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in code for output in cell.get("outputs", []))
+    assert "return" in printed
+    assert (tmp_path / "pendulum.zip").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -83,8 +121,16 @@ def test_links_and_pictures_are_there(page):
 
 def test_tests_named_in_the_docs_exist():
     for page in PAGES:
-        for name in re.findall(r"\btest_\w+", page.read_text()):
+        for name in set(re.findall(r"\btest_\w+", page.read_text())):
             assert (ROOT / "tests" / f"{name}.py").exists(), f"{page.name}: {name}"
+
+
+def test_every_feature_names_the_test_that_shows_it():
+    """A cell of ours says that there is nothing, names a test, or has the actor's kind."""
+    rows = [line.split(" | ") for line in (ROOT / "docs" / "features.md").read_text().splitlines() if line.startswith("| ")]
+    own = {row[0].strip("| "): row[1] for row in rows if row[1] != "TD3X"}
+    assert len(own) > 30
+    assert [feature for feature, cell in own.items() if cell != "\u2013" and "`test_" not in cell] == ["actor"]
 
 
 def test_no_page_shows_a_path_of_a_machine():

@@ -277,3 +277,12 @@ def test_a_discrete_or_unbounded_action_space_is_refused(space, message):
 def test_dict_observations_need_their_policy():
     with pytest.raises(ValueError, match="MultiInputPolicy"):
         model(LineEnv(DICTIONARY))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(4)], ids=repr)
+def test_observations_that_are_no_box(space):
+    class Any(LineEnv):
+        def _observe(self, space):
+            return space.sample()
+
+    trains(model(Any(space)))

@@ -29,18 +29,21 @@ from stable_baselines3.common.vec_env import (
 from sb3_td3x.overlap import OverlapVecEnv
 
 # The attributes that change while these wrappers run; all others stay as they were made
+GYMNASIUM = {
+    "TimeLimit": ("_elapsed_steps",),
+    "OrderEnforcing": ("_has_reset", "_has_rendered"),
+    "PassiveEnvChecker": (),  # checks the first reset and step of every process
+    "ClipAction": (),
+    "RescaleAction": (),
+    "RescaleObservation": (),  # this and TransformAction only from Gymnasium 1.0 on
+    "FlattenObservation": (),
+    "FilterObservation": (),
+    "TransformAction": (),
+    "TransformObservation": (),
+    "TransformReward": (),
+}
 LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
-    wrappers.TimeLimit: ("_elapsed_steps",),
-    wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
-    wrappers.PassiveEnvChecker: (),  # checks the first reset and step of every process
-    wrappers.ClipAction: (),
-    wrappers.RescaleAction: (),
-    wrappers.RescaleObservation: (),
-    wrappers.FlattenObservation: (),
-    wrappers.FilterObservation: (),
-    wrappers.TransformAction: (),
-    wrappers.TransformObservation: (),
-    wrappers.TransformReward: (),
+    **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
     Monitor: (
         "rewards",
         "needs_reset",

@@ -1,0 +1,24 @@
+"""Train with checkpoints. Stop it at any moment, start it again: it goes on from the last checkpoint to the same end."""
+
+import argparse
+from pathlib import Path
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x import TD3X, EpisodeSeeds, TD3XCheckpointCallback, resume_run
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=float, default=10_000)
+parser.add_argument("--run", type=Path, default=Path("resumable"), help="folder of the checkpoints")
+args = parser.parse_args()
+
+env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # each episode begins as its number says
+checkpoints = TD3XCheckpointCallback(max(args.steps // 10, 1), args.run)
+if args.run.exists():
+    model = resume_run(args.run, env)
+    print(f"going on after {model.num_timesteps} steps")
+else:
+    model = TD3X("MlpPolicy", env, policy_kwargs={"net_arch": [128, 128]}, seed=0)
+model.learn(args.steps, checkpoints, resume=args.run.exists())  # to this many steps in all
+model.save("pendulum_resumable")

@@ -313,6 +313,7 @@ def test_what_needs_trust_is_saved_and_named_and_can_be_given(field, tmp_path):
     assert (caught.value.field, caught.value.file) == (field, str(tmp_path / "model"))
     assert isinstance(TD3X.load(tmp_path / "model", trust=True), TD3X)
     assert isinstance(TD3X.load(tmp_path / "model", custom_objects={field: instead}), TD3X)
+    assert isinstance(TD3X.load(tmp_path / "model", **{field: instead}), TD3X)
 
 
 def test_the_objects_that_rl_zoo_gives_are_taken(zipped):

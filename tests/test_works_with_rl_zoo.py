@@ -14,12 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli
+from sb3_td3x.replay import DeviceReplayBuffer
 from sb3_td3x.rundir import RunDir
 from sb3_td3x.zoo import __main__ as launcher
 from sb3_td3x.zoo import hyperparams
 
 ROOT = Path(__file__).parent.parent
 SCHEDULE = "learning_rate:'lin_1e-3'"  # rl-zoo3 makes an object of its own of it, which the zip cannot hold as plain data
+BUFFER = "replay_buffer_class:'DeviceReplayBuffer'"
 HOPPER = ["--algo", "td3x", "--env", "HopperBulletEnv-v0"]
 SHORT = ["--eval-freq", "100", "--eval-episodes", "2", "--seed", "1", "--num-threads", "1"]
 SEARCH = ["--storage", "study.log", "--study-name", "line"]
@@ -84,7 +86,7 @@ def session(folder, trained, searched):
         "all_plots": ["all_plots", *plotted, "-f", "both", "-o", "scores", "-print", "-max", "1000"],
         "plot_from_file": ["plot_from_file", "-i", "scores.pkl", "--no-million", "-o", "scores.svg"],
         "plot_train": ["plot_train", *plotted, "-f", "both", "-w", "2"],
-        "trial": ["train", *line, *SEARCH, "--trial-id", last, "-n", "110", *SHORT],
+        "trial": ["train", *line, *SEARCH, "--trial-id", last, "-n", "110", *SHORT, "-params", BUFFER],
         "unknown option": ["enjoy", "--nonsense"],
     }
     for number, logs in enumerate(("logs", "ours"), start=1):
@@ -157,6 +159,7 @@ class TestSearch:
         for name in ("n_quantiles", "policy_delay", "tau", "train_freq"):
             value = model.train_freq.frequency if name == "train_freq" else getattr(model, name)
             assert value == drawn[name], name
+        assert model.replay_buffer_class is DeviceReplayBuffer  # which rl-zoo3 was told by name
 
 
 class TestPlay:

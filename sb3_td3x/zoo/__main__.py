@@ -31,11 +31,11 @@ def main() -> None:
 
 def with_our_preset(arguments: list[str]) -> list[str]:
     """Arguments of ``train`` with the preset ``default`` as the file of hyper-parameters, where TD3X has been given none."""
+    from sb3_td3x.rundir import ALGORITHM
+
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo")
     parser.add_argument("-conf", "--conf-file")
-    from sb3_td3x.rundir import ALGORITHM
-
     given, _ = parser.parse_known_args(arguments)
     if given.algo != ALGORITHM or given.conf_file is not None:
         return arguments

@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_ARGS) torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bullet,plots,rliable,wandb,video,ray,search,tests,docs]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bullet,plots,rliable,video,ray,search,tests,docs]"
 	@touch $@
 
 train: $(INSTALLED)

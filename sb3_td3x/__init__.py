@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         RunLockedError,
         UntrustedModelError,
     )
-    from sb3_td3x.pickled import load_vecnormalize
     from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
     from sb3_td3x.ray_vec_env import RayVecEnv
+    from sb3_td3x.serialization.pickled import load_vecnormalize
     from sb3_td3x.td3x import TD3X
 
 __all__ = [
@@ -62,7 +62,7 @@ _MODULES = {
     "resume_run": "checkpoint",
     "save_run": "checkpoint",
     "UntrustedModelError": "errors",
-    "load_vecnormalize": "pickled",
+    "load_vecnormalize": "serialization.pickled",
 }
 
 

@@ -15,11 +15,12 @@ from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import fields, modelfile, parameters, policies, settings
+from sb3_td3x import policies, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
-from sb3_td3x.pickled import read_buffer
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, stored_transitions
+from sb3_td3x.serialization import fields, modelfile, parameters
+from sb3_td3x.serialization.pickled import read_buffer
 
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
 

@@ -11,8 +11,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x import environments
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.experiment import open_env, require_device
-from sb3_td3x.pickled import load_vecnormalize
 from sb3_td3x.rundir import RunDir
+from sb3_td3x.serialization.pickled import load_vecnormalize
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
 

@@ -16,10 +16,10 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x import modelfile, parameters
 from sb3_td3x.critics import QuantileCritic, add_layer_norm
 from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
-from sb3_td3x.pickled import read_policy
+from sb3_td3x.serialization import modelfile, parameters
+from sb3_td3x.serialization.pickled import read_policy
 from sb3_td3x.settings import AUTO, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")

@@ -16,9 +16,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.td3.policies import Actor
 
-from sb3_td3x import modelfile, parameters, settings
+from sb3_td3x import settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.loading import Loadable
+from sb3_td3x.serialization import modelfile, parameters
 
 CHOICES = ("live", "best")
 

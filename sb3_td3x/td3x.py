@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayB
 from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x import fields, modelfile, settings
+from sb3_td3x import settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
@@ -25,6 +25,7 @@ from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, 
 from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
+from sb3_td3x.serialization import fields, modelfile
 from sb3_td3x.update import Losses, UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize, modelfile
+from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x.serialization import modelfile
 from tests.tools import LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, signed
 

@@ -18,7 +18,7 @@ NOT_IN_A_CLONE = (".*", "__pycache__", "*.egg-info", "build", "dist", "_build", 
 
 
 def files_of(package: Path) -> set[str]:
-    kept = [path for path in package.rglob("*") if path.suffix in (".py", ".typed", ".yml")]
+    kept = [path for path in package.rglob("*") if path.suffix in (".py", ".typed", ".yml", ".j2")]
     return {path.relative_to(package.parent).as_posix() for path in kept}
 
 

@@ -16,9 +16,10 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
-from sb3_td3x import TD3X, ModelFileError, known
+from sb3_td3x import TD3X, ModelFileError
 from sb3_td3x.exploration import ScalarActionNoise
-from sb3_td3x.plain import NotPlain, decode, encode
+from sb3_td3x.serialization import known
+from sb3_td3x.serialization.plain import NotPlain, decode, encode
 
 
 def through_json(value):

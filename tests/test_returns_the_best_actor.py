@@ -15,8 +15,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, ModelFileError, modelfile
+from sb3_td3x import TD3X, ModelFileError
 from sb3_td3x.returned import BestActor
+from sb3_td3x.serialization import modelfile
 from tests.reference.best_window import best_window
 from tests.test_resumes_exactly import OpenLineEnv, assert_same_run, run_twice, seeded
 from tests.tools import LineEnv, largest_difference, model, weights

@@ -25,8 +25,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, fields, known, load_vecnormalize
+from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
 from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.serialization import fields, known
 from tests.test_plain_values import equal
 from tests.tools import SMALL, LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, signed, with_attributes, with_fields
@@ -483,7 +484,7 @@ class TestArchives:
             TD3X.load(io.BytesIO(packed(signed({**members(zipped), "policy.pth": file.getvalue()}))))
 
     def test_json_of_any_size_is_not_read(self, zipped, monkeypatch):
-        monkeypatch.setattr("sb3_td3x.modelfile.MAX_JSON", 1000)
+        monkeypatch.setattr("sb3_td3x.serialization.modelfile.MAX_JSON", 1000)
         with pytest.raises(ModelFileError, match="more than 1000 bytes"):
             TD3X.load(io.BytesIO(zipped))
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3 import PPO, TD3
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy
-from sb3_td3x.modelfile import FORMAT_VERSION
+from sb3_td3x.serialization.modelfile import FORMAT_VERSION
 from tests.tools import LineEnv, largest_difference, model, weights
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.zip"))

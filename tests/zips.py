@@ -5,7 +5,7 @@ import io
 import json
 import zipfile
 
-from sb3_td3x import modelfile
+from sb3_td3x.serialization import modelfile
 
 
 def members(content):

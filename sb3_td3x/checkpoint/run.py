@@ -15,7 +15,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x import plain
 from sb3_td3x.checkpoint import callbacks as callback_states
 from sb3_td3x.checkpoint import files, generators, logs, replay, world
 from sb3_td3x.checkpoint import lineage as lineages
@@ -24,6 +23,7 @@ from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.resumable import Resumable, SelfResumable
+from sb3_td3x.serialization import plain
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
 

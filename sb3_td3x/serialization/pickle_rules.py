@@ -22,8 +22,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import TrainFreq
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_td3x import known, plain
 from sb3_td3x.errors import ModelFileError
+from sb3_td3x.serialization import known, plain
 
 _DTYPES = (
     "bool",

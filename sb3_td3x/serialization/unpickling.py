@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, ClassVar
 
-from sb3_td3x import pickle_rules, plain
 from sb3_td3x.errors import ModelFileError
-from sb3_td3x.pickle_rules import Forbidden
+from sb3_td3x.serialization import pickle_rules, plain
+from sb3_td3x.serialization.pickle_rules import Forbidden
 
 _KEYS = (str, int, float, bool, bytes, type(None))  # hashed in a time that their text bounds
 

@@ -13,11 +13,12 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x import plain, settings
+from sb3_td3x import settings
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
-from sb3_td3x.modelfile import ModelFile
-from sb3_td3x.pickle_rules import Forbidden
-from sb3_td3x.unpickling import readable, unpickle
+from sb3_td3x.serialization import plain
+from sb3_td3x.serialization.modelfile import ModelFile
+from sb3_td3x.serialization.pickle_rules import Forbidden
+from sb3_td3x.serialization.unpickling import readable, unpickle
 
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""

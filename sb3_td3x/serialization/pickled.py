@@ -14,11 +14,11 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl, open_path
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_td3x import modelfile, plain
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
-from sb3_td3x.modelfile import PathOrFile
-from sb3_td3x.pickle_rules import Forbidden
-from sb3_td3x.unpickling import Unpickler, unpickle
+from sb3_td3x.serialization import modelfile, plain
+from sb3_td3x.serialization.modelfile import PathOrFile
+from sb3_td3x.serialization.pickle_rules import Forbidden
+from sb3_td3x.serialization.unpickling import Unpickler, unpickle
 
 _PER_STEP = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length")
 _COUNTS = ("buffer_size", "n_envs", "pos", "action_dim")
@@ -86,7 +86,7 @@ def read_policy(path: Any, device: th.device) -> dict[str, Any]:
     with _told("the policy", name):
         modelfile.require_tensors(content, name)
         # torch reads the tensors; what else there is goes through our reader
-        reader = types.SimpleNamespace(__name__="sb3_td3x.pickled", Unpickler=Unpickler)
+        reader = types.SimpleNamespace(__name__="sb3_td3x.serialization.pickled", Unpickler=Unpickler)
         saved = th.load(io.BytesIO(content), map_location=device, weights_only=False, pickle_module=reader)
         arguments, tensors = saved["data"], saved["state_dict"]
         schedule = arguments.pop("lr_schedule", None)

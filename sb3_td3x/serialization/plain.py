@@ -20,9 +20,9 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_td3x import known
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import ScalarActionNoise
+from sb3_td3x.serialization import known
 
 KIND = "@"
 MAX_DEPTH = 40

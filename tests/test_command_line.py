@@ -162,6 +162,7 @@ class TestTrain:
     @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
     def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number, n_envs):
         arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--no-film", "--n-envs", n_envs, *QUICK]
+        arguments += ["--set", "accelerate=plain"]
         process = start("train", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         run = tmp_path / "td3x" / "Pendulum-v1_1"
         deadline = time.monotonic() + 120

@@ -37,7 +37,7 @@ def test_methods_take_the_same_arguments(method):
 
 
 @pytest.mark.parametrize(("n_critics", "accelerate"), [(1, "plain"), (2, "plain"), (3, "plain"), (2, "compiled")])
-def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, n_critics, accelerate):
+def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, optimised, n_critics, accelerate):
     kwargs = {"policy_kwargs": {"net_arch": [32, 24], "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
     theirs = without_output(model(cls=TD3, **kwargs))
     ours = without_output(model(cls=TD3X, accelerate=accelerate, batch_size=32, **kwargs))

@@ -47,7 +47,7 @@ class BranchingExtractor(FlattenExtractor):
         return super().forward(observations * 2 if observations.mean() > 0 else observations)
 
 
-def test_equal_after_one_update_and_bounded_after_fifty():
+def test_equal_after_one_update_and_bounded_after_fifty(optimised):
     plain, compiled = pair()
     for update in range(2):
         for algorithm in (plain, compiled):

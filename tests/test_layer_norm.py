@@ -40,8 +40,8 @@ def test_the_values_are_those_of_the_layers_by_hand(n_quantiles):
 
 
 @pytest.mark.parametrize("n_quantiles", KINDS)
-def test_its_parameters_learn_and_reach_the_targets(n_quantiles, path):
-    algorithm = without_output(normed(n_quantiles=n_quantiles, accelerate=path, tau=0.5, policy_delay=1))
+def test_its_parameters_learn_and_reach_the_targets(n_quantiles):
+    algorithm = without_output(normed(n_quantiles=n_quantiles, tau=0.5, policy_delay=1))
     before = weights(algorithm)
     feed(algorithm, [random_batch(seed, 16) for seed in range(2)], [th.zeros(16, 1)] * 2)
     algorithm.train(2, batch_size=16)
@@ -52,7 +52,7 @@ def test_its_parameters_learn_and_reach_the_targets(n_quantiles, path):
 def test_compiled_updates_equal_plain_ones():
     outcomes = []
     for path in ("plain", "compiled"):
-        algorithm = without_output(normed(n_quantiles=5, accelerate=path))
+        algorithm = without_output(normed(n_quantiles=5, accelerate=path, policy_delay=1))  # one program
         feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
         algorithm.train(4, batch_size=16)
         outcomes.append(weights(algorithm))

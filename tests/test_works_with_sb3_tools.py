@@ -96,7 +96,7 @@ def test_a_frozen_actor_stays_while_the_critics_learn():
 
 
 def test_training_until_a_callback_stops_it():
-    algorithm = model().learn(float("inf"), callback=sb3_callbacks.StopTrainingOnMaxEpisodes(2))
+    algorithm = model(accelerate="plain").learn(float("inf"), callback=sb3_callbacks.StopTrainingOnMaxEpisodes(2))
     assert algorithm.num_timesteps == 40
 
 

@@ -109,7 +109,7 @@ class Loadable(OffPolicyAlgorithm):
         include: Iterable[str] | None = None,
     ) -> None:
         """
-        Save the model to a zip that SB3's ``TD3`` reads too.
+        Save the model to a zip, which SB3's ``TD3`` reads too if it was made with ``n_quantiles=1``.
 
         Attributes that are no plain values, a function as ``learning_rate`` for example, are saved as SB3 does; loading
         them again takes ``trust=True`` or ``custom_objects``.

@@ -16,6 +16,8 @@ SCORES = "scores.csv"
 """A line per evaluation, for people and tables."""
 LOG = "output.log"
 """What a run of a study prints, attempt by attempt."""
+MOST_VALUES, MOST_DEPTH = 10_000, 20
+"""Of the settings of a run: a stranger's may hold more."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ class RunDir:
                 steps, results = archive["timesteps"], archive["results"]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{self.evaluations} cannot be read: {error}") from error
-        if results.ndim != 2 or len(results) == 0 or steps.shape != results.shape[:1] or results.dtype.kind not in "fiu":
+        are_numbers = all(values.dtype.kind in "fiu" for values in (steps, results)) and np.isfinite(steps).all()
+        if results.ndim != 2 or results.size == 0 or steps.shape != results.shape[:1] or not are_numbers:
             raise ValueError(f"{self.evaluations} holds no evaluations")
         return steps, results
 
@@ -215,15 +218,30 @@ _Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: t
 
 def _read(path: Path) -> dict[str, Any]:
     """
-    :raises ValueError: for a file that is no mapping, or names a class that is not on the list
+    :raises ValueError: for a file that is no mapping, names a class that is not on the list, or is larger than settings are
     """
     try:
         content = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # values such as the date 2020-13-01 among them
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings")
+    if not _is_small(content):
+        raise ValueError(f"{path} holds more than settings: more than {MOST_VALUES} values, or too large ones")
     return content
+
+
+def _is_small(content: Any) -> bool:
+    """Written out: YAML's references make a text of a few lines one of gigabytes, or one without an end."""
+    parts, count = [(content, 0)], 0
+    while parts:
+        part, depth = parts.pop()
+        count += 1
+        if count > MOST_VALUES or depth > MOST_DEPTH or (isinstance(part, int) and part.bit_length() > 64):
+            return False
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, (list, tuple, set)) else ()
+        parts += [(one, depth + 1) for one in inner]
+    return True
 
 
 def file_name(env_id: str) -> str:

@@ -94,8 +94,11 @@ def _label(algo: str, setting: str) -> str:
 
 def _seconds(path: Path, steps: np.ndarray) -> np.ndarray:
     """In the order of ``steps``. A run writes its table after the evaluation, so the last line may be missing."""
-    known = {int(row["timesteps"]): row["wall_seconds"] for row in _rows(path)} if path.exists() else {}
-    return np.array([known.get(int(step), np.nan) for step in steps])
+    rows = _rows(path) if path.exists() else []
+    if missing := [name for name in ("timesteps", "wall_seconds") if rows and name not in rows[0]]:
+        raise ValueError(f"{path} is no table of scores: it has no column {missing[0]}")
+    known = {row["timesteps"]: row["wall_seconds"] for row in rows}
+    return np.array([known.get(float(step), np.nan) for step in steps])
 
 
 def of_table(path: Path) -> list[Scores]:

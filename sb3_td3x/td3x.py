@@ -35,9 +35,9 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
-    Keywords, order and meaning are those of SB3's ``TD3``; only the defaults of ``learning_starts`` and
-    ``action_noise`` differ. Values are checked when the model is built or loaded and a whole number may be
-    given as a float (``1e6``).
+    Keywords, order and meaning are those of SB3's ``TD3``; of their defaults only those of ``learning_starts`` and
+    ``action_noise`` differ. The critics have quantiles; ``n_quantiles=1`` is SB3's critic. Values are checked when the
+    model is built or loaded and a whole number may be given as a float (``1e6``).
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
     :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions a bounded ``Box``

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
@@ -198,6 +200,39 @@ class TestStrangersRuns:
             assert command[:2] in (["td3x", "train"], ["td3x", "eval"])
             assert not set(command) & {"touch", "id"}  # the attack is one word, quoted
         assert self.ATTACK in commands(report.render(hostile))[0]
+
+    BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in itertools.pairwise("abcdefghi")
+    )
+
+    @pytest.mark.parametrize(
+        "text",
+        [f"{BOMB}seed: *i", "seed: &a [*a]", f"seed: {'[' * 30}{']' * 30}", f"seed: {'[' * 3000}{']' * 3000}",
+         f"seed: 1{'0' * 400}", "seed: 2020-13-01", "seed: \xff"],
+        ids=["references", "circle", "deep", "deeper", "long number", "no date", "no text"],
+    )  # fmt: skip
+    def test_settings_that_are_none_are_one_line(self, text, unfinished, tmp_path, capfd, monkeypatch):
+        (tmp_path / "Line-v0").mkdir()
+        (tmp_path / "Line-v0" / "args.yml").write_bytes(f"env: Line-v0\n{text}\n".encode("latin-1"))
+        code, error = called(monkeypatch, capfd, "report", tmp_path)
+        assert code == 2
+        assert "args.yml" in error
+
+    @pytest.mark.parametrize(
+        "steps", [["a", "b"], [1.0, np.inf], np.array([1, 2], dtype="M8[s]")], ids=["text", "inf", "dates"]
+    )
+    def test_steps_that_are_no_numbers_are_no_evaluations(self, steps, unfinished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        np.savez(run / "evaluations.npz", timesteps=steps, results=np.zeros((2, 3)))
+        assert "holds no evaluations" in report.render(RunDir.open(run))
+
+    @pytest.mark.parametrize("table", ["a,b\n1,2\n", "timesteps\n1\n"])
+    def test_scores_without_their_columns_are_named(self, table, unfinished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        (run / "scores.csv").write_text(table)
+        assert "has no column" in report.render(RunDir.open(run))
 
     def test_settings_outside_of_the_folder_are_not_read(self, hostile, tmp_path, capfd, monkeypatch):
         (tmp_path / "own.yml").write_text("password: x")

@@ -213,7 +213,7 @@ class Loadable(OffPolicyAlgorithm):
 def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:
     """Of the critics in the file; another number cannot be asked for."""
     saved = file.data.get("n_quantiles", modelfile.BEFORE["n_quantiles"])
-    if given.get("n_quantiles", saved) != saved:
+    if given.get("n_quantiles", saved) not in (saved, settings.AUTO):
         raise ValueError(f"n_quantiles cannot be {given['n_quantiles']!r}: the critics in the file have {saved}")
     return settings.whole("n_quantiles", saved, minimum=1)
 

@@ -20,7 +20,7 @@ from sb3_td3x.critics import QuantileCritic, add_layer_norm
 from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.serialization import modelfile, parameters
 from sb3_td3x.serialization.pickled import read_policy
-from sb3_td3x.settings import AUTO, whole
+from sb3_td3x.settings import AUTO, switch, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
@@ -88,7 +88,8 @@ class TD3XPolicy(sb3.TD3Policy):
         normalize_observations: bool = False,
     ):
         # SB3's constructor makes the networks, so these come before it
-        self.layer_norm, self.normalize_observations = layer_norm, normalize_observations
+        self.layer_norm = switch("layer_norm", layer_norm)
+        self.normalize_observations = switch("normalize_observations", normalize_observations)
         self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
         super().__init__(
             observation_space,

@@ -102,6 +102,13 @@ def checked_norm(value: Any) -> float | None:
     return number
 
 
+def switch(name: str, value: Any) -> bool:
+    """``value`` if it is ``True`` or ``False``: text such as ``"no"`` would count as on."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
     """Refuse a value that is none of ``choices``."""
     if value not in choices:

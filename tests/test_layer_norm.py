@@ -59,6 +59,12 @@ def test_compiled_updates_equal_plain_ones():
     assert largest_difference(*outcomes) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "normalize_observations"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, not 'no'"):
+        model(policy_kwargs={**SMALL, name: "no"})
+
+
 @pytest.mark.parametrize("n_quantiles", KINDS)
 def test_comes_back_from_a_file(n_quantiles, tmp_path):
     algorithm = normed(n_quantiles=n_quantiles).learn(30)

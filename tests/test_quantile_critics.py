@@ -261,7 +261,8 @@ class TestFiles:
         model(**QUANTILES).save(tmp_path / "model")
         with pytest.raises(ValueError, match="n_quantiles cannot be 1: the critics in the file have 5"):
             TD3X.load(tmp_path / "model", n_quantiles=1)
-        assert TD3X.load(tmp_path / "model", n_quantiles=5).n_quantiles == 5
+        for same in (5, "auto"):
+            assert TD3X.load(tmp_path / "model", n_quantiles=same).n_quantiles == 5
 
     def test_sb3s_td3_does_not_take_a_quantile_critic_for_a_scalar_one(self, tmp_path):
         model(**QUANTILES).save(tmp_path / "model")

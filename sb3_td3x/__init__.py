@@ -1,4 +1,4 @@
-"""TD3X: TD3 for Stable-Baselines3, with the same interface and zip files."""
+"""TD3X: TD3 for Stable-Baselines3, with the same interface, for the same scripts and models."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

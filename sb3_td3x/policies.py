@@ -64,7 +64,8 @@ class TD3XPolicy(sb3.TD3Policy):
     :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :raises ValueError: if ``n_critics`` or ``n_quantiles`` is below 1
+    :raises ValueError: if ``n_critics`` or ``n_quantiles`` is below 1, a switch is neither on nor off, or there is no vector
+        to normalise
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -132,9 +133,8 @@ class TD3XPolicy(sb3.TD3Policy):
         return self.actor.features_extractor.normalizer  # type: ignore[return-value]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("n_quantiles", "layer_norm", "normalize_observations")}
         # SB3's policy can then still read what only has SB3's networks
-        own = {name: value for name, value in own.items() if value != OWN_DEFAULTS[name]}
+        own = {name: value for name, default in OWN_DEFAULTS.items() if (value := getattr(self, name)) != default}
         return {**super()._get_constructor_parameters(), **own}
 
     def look_for_modes(self) -> None:

@@ -27,6 +27,8 @@ from sb3_td3x.scores import Scores, of_run
 
 MOST_FILM, MOST_LOG = 40_000_000, 100_000_000
 """Bytes of the largest film and log that are taken."""
+MOST_NUMBER = 1e100
+"""Numbers of a log beyond it are left out: the picture's axes overflow long before a float does."""
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Training return", ("rollout/ep_rew_mean",), "mean of the last 100 episodes, with exploration noise"),
@@ -152,9 +154,10 @@ def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
 
 def _number(text: str | None) -> float:
     try:
-        return float(text or "nan")
+        number = float(text or "nan")
     except ValueError:
         return math.nan
+    return number if abs(number) < MOST_NUMBER else math.nan
 
 
 def _facts(

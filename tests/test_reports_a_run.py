@@ -173,7 +173,8 @@ class TestStrangersRuns:
             yaml.safe_dump({self.ATTACK: {self.ATTACK: self.ATTACK}, "n_timesteps": "many"})
         )
         header = ["time/total_timesteps", "<svg onload=alert(1)>", "javascript:alert(1)", "</title><script>"]
-        (run / "progress.csv").write_text(",".join(header) + "\n100,1,2,3\n200,inf,nan,<script>\n")
+        rows = ["100,1,2,3", "200,inf,nan,<script>", "300,1e308,1,1", "400,-1e308,1,1"]
+        (run / "progress.csv").write_text("\n".join([",".join(header), *rows, ""]))
         run.joinpath("video", "best_model.mp4").unlink()
         (tmp_path / "secret").write_text("the user's own secret")
         run.joinpath("video", "best_model.mp4").symlink_to(tmp_path / "secret")

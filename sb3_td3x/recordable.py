@@ -19,6 +19,8 @@ from sb3_td3x import precision, update
 from sb3_td3x.update import Losses, UpdateSettings
 
 NETWORKS = ("critic", "actor")  # in the order in which an update moves them
+# In place of 0, by which torch's form of Adam for tensors divides (0 / 0 where a moment is 0); it moves no weight above 1e-22
+LEAST_RATE = 1e-30
 
 
 class State:
@@ -212,7 +214,7 @@ def _adam_step(
             foreach=False,
             fused=False,
             differentiable=True,
-            lr=learning_rate,
+            lr=learning_rate.clamp(min=LEAST_RATE),
             **options,
         )
         for state, step in zip(states, steps, strict=True):

@@ -62,6 +62,25 @@ def test_equal_after_one_update_and_bounded_after_fifty(optimised):
     )
 
 
+def test_a_learning_rate_of_zero_moves_nothing():
+    """It is where a linear schedule ends, and a unit that never fires has moments of zero."""
+    plain, compiled = pair(learning_rate=lambda progress: 1e-3 * progress)
+    for algorithm in (plain, compiled):
+        with th.no_grad():
+            for network in (algorithm.actor.mu, algorithm.critic.qf0):
+                network[0].bias[0] = -100
+        train(algorithm, [random_batch(0), random_batch(1)])
+        before = without_targets(algorithm)
+        algorithm._current_progress_remaining = 0.0
+        train(algorithm, [random_batch(2), random_batch(3)], first=2)
+        assert largest_difference(before, without_targets(algorithm)) == 0
+    assert_equal(plain, compiled)
+
+
+def without_targets(algorithm):
+    return {name: value for name, value in weights(algorithm).items() if "target" not in name}
+
+
 def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
     compiled = ready("compiled", learning_rate=lambda progress: 1e-3 * progress)
     for update in range(200):

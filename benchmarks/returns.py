@@ -97,9 +97,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
-    with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
-        for outcome in outcomes:
-            print(f"{outcome.run.name}: {'done' if outcome.is_finished else outcome.error or 'stopped'}", flush=True)
+    try:
+        with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
+            for outcome in outcomes:
+                print(f"{outcome.run.name}: {'done' if outcome.is_finished else outcome.error or 'stopped'}", flush=True)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """
 The figures of docs/speed.md: updates, whole ``learn`` steps and memory, each in a process of its own pinned to its cores.
 
-Usage: ``python benchmarks/speed.py [updates] [walker] [environments] [memory] [--only TEXT]`` on a quiet machine.
+Usage: ``python benchmarks/speed.py [updates] [walker] [recipe] [environments] [memory] [--only TEXT]`` on a quiet machine.
 What is measured already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
 """
 
@@ -32,11 +32,16 @@ GROWTH = [
     {"buffer": 1_000_000},
 ]
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]
-ALGORITHMS = {"SB3 TD3": {}, "TD3X plain": {"accelerate": "plain"}, "TD3X compiled": {"accelerate": "compiled"}}
+ALGORITHMS = {  # with the same numbers
+    "SB3 TD3": {},
+    "TD3X plain": {"n_quantiles": 1, "accelerate": "plain"},
+    "TD3X compiled": {"n_quantiles": 1, "accelerate": "compiled"},
+}
 
 CASES = {
     "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
     "walker": WALKER,
+    "recipe": [{"env": "Walker2DBulletEnv-v0"}],
     "environments": [{"count": count, "cores": 2} for count in (1, 2, 4, 8, 16)],
     "memory": [{"name": name} for name in ALGORITHMS],
 }
@@ -70,14 +75,39 @@ def build(name: str, env, batch: int, buffer_size: int = 100_000):
     return algorithm("MlpPolicy", env, batch_size=batch, buffer_size=buffer_size, **arguments, **ALGORITHMS[name])
 
 
-def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
+def walker(batch: int, out: Path) -> None:
     """Milliseconds per step of ``learn`` without evaluation on PyBullet's walker, the algorithms taking turns."""
+    models = {name: build(name, training_env("Walker2DBulletEnv-v0"), batch) for name in ALGORITHMS}
+    write(out, {"batch": batch, "threads": 1, "rows": learn_in_turns(models)})
+
+
+def recipe(env_id: str, out: Path) -> None:
+    """The same with the settings that each is trained with: rl-zoo3's tuned ones and the preset ``default``."""
+    import torch as th
+    from stable_baselines3 import TD3
+
+    from sb3_td3x import TD3X, presets
+
+    th.set_num_threads(1)
+    zoo = {"learning_rate": 7e-4, "gamma": 0.98, "batch_size": 256, "policy_kwargs": {"net_arch": [400, 300]}}
+    ours = {**presets.model_arguments(presets.load("default", env_id)), "accelerate": "compiled"}
+    common = {"buffer_size": 200_000, "learning_starts": 100, "seed": 0, "device": "cpu"}
+    models = {
+        "SB3 TD3": TD3("MlpPolicy", training_env(env_id), **zoo, **common),
+        "TD3X": TD3X("MlpPolicy", training_env(env_id), **ours, **common),
+    }
+    write(out, {"env": env_id, "threads": 1, "rows": learn_in_turns(models)})
+
+
+def training_env(env_id: str):
     from sb3_td3x import environments
 
-    environments.require_registered("Walker2DBulletEnv-v0")
-    models = {
-        name: build(name, environments.build("Walker2DBulletEnv-v0", 0, environments.TRAINING), batch) for name in ALGORITHMS
-    }
+    environments.require_registered(env_id)
+    return environments.build(env_id, 0, environments.TRAINING)
+
+
+def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dict]:
+    """Milliseconds per step of ``learn``, medians over the turns: a row per model, compared with ``SB3 TD3``."""
     for model in models.values():
         model.learn(300)
     taken = {name: [] for name in models}
@@ -86,7 +116,7 @@ def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
             start = time.perf_counter()
             model.learn(steps, reset_num_timesteps=False)
             taken[name].append((time.perf_counter() - start) / steps * 1e3)
-    rows = [
+    return [
         {
             "name": name,
             "ms": round(median(values), 3),
@@ -94,7 +124,6 @@ def walker(batch: int, out: Path, repeats: int = 7, steps: int = 600) -> None:
         }
         for name, values in taken.items()
     ]
-    write(out, {"batch": batch, "threads": 1, "rows": rows})
 
 
 def environments(count: int, out: Path, repeats: int = 5, transitions: int = 320) -> None:
@@ -106,7 +135,7 @@ def environments(count: int, out: Path, repeats: int = 5, transitions: int = 320
     models = {}
     for overlap in (False, True):
         env = SubprocVecEnv([walker_env] * count)
-        arguments = {"accelerate": "compiled", "batch_size": 256, "buffer_size": 100_000, "learning_starts": 100}
+        arguments = {**ALGORITHMS["TD3X compiled"], "batch_size": 256, "buffer_size": 100_000, "learning_starts": 100}
         models[overlap] = TD3X("MlpPolicy", env, gradient_steps=-1, overlap=overlap, seed=0, device="cpu", **arguments)
         models[overlap].learn(320)
     taken = {overlap: [] for overlap in models}
@@ -165,8 +194,8 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     if args.child:
         value, out = args.child
-        measure = {"walker": walker, "environments": environments, "memory": memory}[args.kinds[0]]
-        return measure(value if value.startswith(("SB3", "TD3X")) else int(value), Path(out))
+        measure = {"walker": walker, "recipe": recipe, "environments": environments, "memory": memory}[args.kinds[0]]
+        return measure(json.loads(value), Path(out))
 
     for kind in args.kinds:
         for case in CASES[kind]:
@@ -177,7 +206,7 @@ def main() -> None:
             if kind == "updates":
                 measure_updates(case, out)
             else:
-                value = str(next(iter(case.values())))
+                value = json.dumps(next(iter(case.values())))
                 pinned([sys.executable, __file__, kind, "--child", value, str(out)], case.get("cores", 1), threads=1)
 
 

@@ -120,6 +120,16 @@ def walker() -> str:
     return table(["", "batch 100 (times SB3)", "batch 256 (times SB3)"], body)
 
 
+def recipe() -> str:
+    rows = rows_of("recipe_env-Walker2DBulletEnv-v0")
+    labels = {
+        "SB3 TD3": "SB3 TD3, rl-zoo3's settings (batch 256)",
+        "TD3X": "TD3X, preset default (25 quantiles, batch 128), compiled",
+    }
+    body = [[labels[name], f"{row['ms']:.2f}", f"{row['times_sb3']:.2f}"] for name, row in rows.items()]
+    return table(["", "ms per step", "times SB3"], body)
+
+
 def environments() -> str:
     body = []
     for count in (1, 2, 4, 8, 16):

@@ -87,7 +87,7 @@ class TestTrain:
 
     def test_records_the_hyperparameters_as_used(self, trained):
         config = yaml.safe_load((trained[0] / "Walker2DBulletEnv-v0" / "config.yml").read_text())
-        assert config["learning_rate"] == 7e-4
+        assert config["learning_rate"] == "lin_7e-4"
         assert config["policy_kwargs"] == {"net_arch": [16, 16]}
         assert config["n_timesteps"] == 300
 

@@ -89,9 +89,9 @@ class FastUpdate:
     """
     Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
 
-    A program is made when its kind of update comes first, and again only if something changes that is part of it:
-    the batch size, the count of dropped quantiles, whether gradients are bounded, frozen layers, options of the optimiser
-    other than the learning rate, the number of torch threads.
+    A program is made when its kind of update comes first, and again only if something changes that is part of it: the
+    batch size, the count of dropped quantiles, the prioritisation, whether gradients are bounded, frozen layers, options of
+    the optimiser other than the learning rate, the number of torch threads.
 
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
@@ -154,7 +154,8 @@ class FastUpdate:
         with precision.matrix_kernels(self.kernels):
             self._fault, *losses = self._programs[key](*inputs)
         self._faults[number] = self._fault
-        return Losses(losses[0], losses[1] if with_actor else None)
+        errors = losses.pop() if settings.prioritization == "lap" else None
+        return Losses(losses[0], losses[1] if with_actor else None, errors)
 
     def _plain_update(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int

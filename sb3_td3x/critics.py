@@ -16,22 +16,26 @@ class CriticKind(NamedTuple):
 
     :param target: of the target critics' outputs, rewards, dones, discounts and quantiles to drop
     :param loss: of the critics' outputs and the target
+    :param huber_losses: the same, per transition, for prioritised replay
     :param ascended: of the critic, observations and actions: the values whose mean the actor ascends
     """
 
     target: Callable[..., th.Tensor]
     loss: Callable[..., th.Tensor]
+    huber_losses: Callable[..., th.Tensor]
     ascended: Callable[..., th.Tensor]
 
 
 SCALAR = CriticKind(
     rule.scalar_target,
     rule.scalar_critic_loss,
+    rule.scalar_huber_losses,
     lambda critic, observations, actions: critic.q1_forward(observations, actions),
 )
 QUANTILES = CriticKind(
     rule.quantile_target,
     rule.quantile_critic_loss,
+    rule.quantile_huber_losses,
     lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
 )
 

@@ -5,7 +5,7 @@ import json
 import pathlib
 import zipfile
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import policies, settings
+from sb3_td3x import policies, prioritized, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, stored_transitions
@@ -30,6 +30,7 @@ class Loadable(OffPolicyAlgorithm):
 
     replay_buffer: ReplayBuffer
     n_steps: int
+    prioritization: Literal["lap", "pal"] | None = None
     learning_starts: LearningStarts  # type: ignore[assignment]
     _replay_buffer_is_automatic = False
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
@@ -195,14 +196,15 @@ class Loadable(OffPolicyAlgorithm):
         return self._is_refilling
 
     def _choose_replay_buffer_class(self) -> None:
-        """Let SB3 choose again where it chose before, so that ``load(path, n_steps=1)`` takes effect."""
-        chosen_by_sb3 = self._replay_buffer_is_automatic or (self.n_steps > 1 and self._is_n_step_of_a_zip())
-        if chosen_by_sb3 and self.replay_buffer_class in AUTOMATIC_CLASSES:
+        """Choose again where it was chosen before, so that ``load(path, n_steps=1)`` takes effect."""
+        is_automatic = self._replay_buffer_is_automatic or (self.n_steps > 1 and self._is_n_step_of_a_zip())
+        if is_automatic and self.replay_buffer_class in AUTOMATIC_CLASSES:
             self.replay_buffer_class = None
             self.replay_buffer_kwargs = {
                 key: value for key, value in self.replay_buffer_kwargs.items() if key not in ("n_steps", "gamma")
             }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
+        self.replay_buffer_class = prioritized.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
     def _is_n_step_of_a_zip(self) -> bool:
         """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""

@@ -12,9 +12,10 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.prioritized import PrioritizedReplayBuffer
 
-# The classes that SB3 picks itself when the user names none
-AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
+# The classes that are picked when the user names none, all but the last by SB3
+AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
 
 
 def stored_transitions(buffer: ReplayBuffer) -> int:

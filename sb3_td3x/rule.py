@@ -3,14 +3,18 @@ TD3's rule as pure tensor functions, one per equation of the paper (Fujimoto et 
 https://arxiv.org/abs/1802.09477, Algorithm 1). No random numbers, no state, no optimiser.
 
 There are two kinds of critics, scalar and quantile (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each is a
-target and a loss. Shapes: ``batch`` transitions; a critic's values are ``(batch, 1)``, or ``(batch, n)`` for n quantiles;
-actions are scaled to [-1, 1].
+target and a loss, and a loss per transition for prioritised replay (Fujimoto et al. 2020,
+https://arxiv.org/abs/2007.06049). Shapes: ``batch`` transitions; a critic's values are ``(batch, 1)``, or ``(batch, n)``
+for n quantiles; actions are scaled to [-1, 1].
 """
 
 from collections.abc import Iterable, Sequence
 
 import torch as th
 from torch.nn import functional as F
+
+PRIORITY_EXPONENT = 0.4
+"""Between no prioritisation (0) and sampling in proportion to the error (1): that of LAP's authors for all tasks."""
 
 
 def smoothed_actions(
@@ -48,6 +52,11 @@ def scalar_critic_loss(values: Iterable[th.Tensor], target: th.Tensor) -> th.Ten
     return th.stack([F.mse_loss(value, target) for value in values]).sum()
 
 
+def scalar_huber_losses(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+    """Huber loss with threshold 1 of each transition, ``(batch,)``: the sum over the critics, as in LAP."""
+    return th.cat([F.huber_loss(value, target, reduction="none") for value in values], dim=1).sum(dim=1)
+
+
 def quantile_target(
     next_quantiles: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int
 ) -> th.Tensor:
@@ -79,15 +88,46 @@ def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> t
     :param quantiles: one ``(batch, n)`` tensor per critic
     :param target: ``(batch, m)``, without gradient
     """
-    return th.stack([_quantile_huber_loss(one, target) for one in quantiles]).mean()
+    return th.stack([_quantile_huber(one, target).mean() for one in quantiles]).mean()
 
 
-def _quantile_huber_loss(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
+def quantile_huber_losses(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+    """The same of each transition, ``(batch,)``."""
+    return th.stack([_quantile_huber(one, target).mean(dim=(1, 2)) for one in quantiles]).mean(dim=0)
+
+
+def _quantile_huber(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """Of each pair of a quantile and a target, ``(batch, n, m)``."""
     n, pairs = quantiles.shape[1], (*quantiles.shape, target.shape[1])
     current, wanted = quantiles[:, :, None].expand(pairs), target[:, None, :].expand(pairs)
     share = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype)[:, None] + 0.5) / n
     weight = th.where(wanted < current, 1 - share, share)
-    return (weight * F.huber_loss(current, wanted, reduction="none")).mean()
+    return weight * F.huber_loss(current, wanted, reduction="none")
+
+
+def errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+    """
+    How far the critics are from the target, ``(batch,)``: the largest over the critics, as in LAP.
+
+    Of quantiles the mean counts, which is the value that the actor ascends.
+    """
+    wanted = target.mean(dim=1)
+    return th.stack([(value.mean(dim=1) - wanted).abs() for value in values]).amax(dim=0)
+
+
+def priorities(error: th.Tensor) -> th.Tensor:
+    """LAP's priority of errors of any shape: where Huber loss is quadratic, all have the smallest, 1."""
+    return error.clamp(min=1) ** PRIORITY_EXPONENT
+
+
+def pal_weights(error: th.Tensor) -> th.Tensor:
+    """
+    Weights that give uniform sampling the expected gradient of LAP: the loss-adjusted twin of prioritised sampling, PAL.
+
+    :param error: of the batch, ``(batch,)``, without gradient
+    """
+    found = priorities(error)
+    return found / found.mean()
 
 
 def actor_loss(values: th.Tensor) -> th.Tensor:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayB
 from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x import settings
+from sb3_td3x import prioritized, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
@@ -26,7 +26,7 @@ from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.replay import require_finite, require_finite_step, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.serialization import fields, modelfile
-from sb3_td3x.update import Losses, UpdateSettings
+from sb3_td3x.update import UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
@@ -81,6 +81,9 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         ``learning_rate``
     :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' together; longer ones are scaled down
         to it. ``None`` is no bound
+    :param prioritization: ``"lap"`` draws transitions more often whose error was large (Fujimoto et al. 2020,
+        https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
+        ``"pal"`` weights them in the loss instead, with any replay buffer. Both give scalar critics Huber loss
     :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
         the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
     :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
@@ -132,6 +135,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         top_quantiles_to_drop_per_net: int = 2,
         qf_learning_rate: float | Schedule | None = None,
         max_grad_norm: float | None = None,
+        prioritization: Literal["lap", "pal"] | None = None,
         best_actor_window: int | None = None,
         predict_with: Literal["live", "best"] = "live",
     ):
@@ -168,6 +172,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         self.n_quantiles = n_quantiles  # type: ignore[assignment]  # a number from _setup_model on
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
+        self.prioritization = prioritization
         self.best_actor_window, self.predict_with = best_actor_window, predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
@@ -333,11 +338,13 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
                     batch = sample(self.replay_buffer, batch_size, self._vec_normalize_env)
                     with_actor = number % self.policy_delay == 0
                     losses.append(update(batch, self._draw_noise(batch), rule_settings, with_actor, number))
+                    if (errors := losses[-1].errors) is not None:
+                        self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
         finally:
             self._n_updates = max(self._n_updates, update.last_good)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in Losses._fields:
+        for name in ("critic", "actor"):
             values = [value for one in losses if (value := getattr(one, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
@@ -350,6 +357,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             self.target_noise_clip,
             settings.checked_norm(self.max_grad_norm),
             settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
+            prioritized.checked(self.prioritization, type(self.replay_buffer)),
         )
 
     def _set_learning_rates(self) -> None:

@@ -5,7 +5,7 @@ One gradient update: loss from ``rule.py``, gradient, optimiser, target networks
 (``accelerate.py``) run the same functions with another ``descend``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x import precision, rule
-from sb3_td3x.critics import kind_of
+from sb3_td3x.critics import CriticKind, kind_of
 from sb3_td3x.errors import NonFiniteError
 
 # Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
@@ -34,20 +34,22 @@ class UpdateSettings(NamedTuple):
     """``None`` bounds no gradient."""
     top_quantiles_to_drop_per_net: int = 0
     """Decides a shape, so it is part of a program and never a tensor; 0 for scalar critics."""
+    prioritization: str | None = None
+    """``"lap"``, ``"pal"`` or none."""
 
     def inputs(self) -> tuple[float | th.Tensor, ...]:
         """The numbers: what a program reads anew at every update."""
-        return tuple(value for value in self[:-1] if value is not None)
+        return tuple(value for value in self[:-2] if value is not None)
 
     def with_inputs(self, inputs: Iterable[th.Tensor]) -> "UpdateSettings":
         """The same with other numbers, in the order of ``inputs``."""
-        names = [name for name in self._fields[:-1] if getattr(self, name) is not None]
+        names = [name for name in self._fields[:-2] if getattr(self, name) is not None]
         numbers: dict[str, Any] = dict(zip(names, inputs, strict=True))
         return self._replace(**numbers)
 
     def constants(self) -> tuple[Any, ...]:
-        """What is part of a program: the count, and which numbers there are."""
-        return (self.top_quantiles_to_drop_per_net, self.max_grad_norm is None)
+        """What is part of a program: the last two, and which numbers there are."""
+        return (*self[-2:], self.max_grad_norm is None)
 
 
 class Losses(NamedTuple):
@@ -55,6 +57,8 @@ class Losses(NamedTuple):
 
     critic: th.Tensor
     actor: th.Tensor | None
+    errors: th.Tensor | None = None
+    """With ``"lap"``: of each transition, ``(batch,)``, what its priority follows."""
 
 
 class Update(Protocol):
@@ -93,19 +97,38 @@ def make(
     descend: Descend,
 ) -> Losses:
     """Move all critics one step and, ``with_actor``, the actor and then the targets. Parameters as in ``Update``."""
-    critic = critic_step(policy, batch, noise, settings, descend)
-    return Losses(critic, actor_step(policy, batch, settings, descend) if with_actor else None)
+    critic, errors = critic_step(policy, batch, noise, settings, descend)
+    return Losses(critic, actor_step(policy, batch, settings, descend) if with_actor else None, errors)
 
 
 def critic_step(
     policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, descend: Descend
-) -> th.Tensor:
-    """Move all critics one optimiser step towards the target of the target networks; return the loss before it."""
+) -> tuple[th.Tensor, th.Tensor | None]:
+    """
+    Move all critics one optimiser step towards the target of the target networks.
+
+    :return: the loss before it, and with ``"lap"`` the errors
+    """
     kind = kind_of(policy.critic)
     target = target_of(policy, batch, noise, settings)
-    loss = kind.loss(policy.critic(batch.observations, batch.actions), target)
+    values = policy.critic(batch.observations, batch.actions)
+    errors = None
+    if settings.prioritization is None:
+        loss = kind.loss(values, target)
+    else:
+        loss, errors = _prioritized_loss(kind, values, target, settings.prioritization)
     descend(policy.critic, loss, "critic", settings.max_grad_norm)
-    return loss.detach()
+    return loss.detach(), errors
+
+
+def _prioritized_loss(
+    kind: CriticKind, values: Sequence[th.Tensor], target: th.Tensor, prioritization: str
+) -> tuple[th.Tensor, th.Tensor | None]:
+    """The loss, and the errors if the replay buffer is to draw by them; else the loss is weighted by them."""
+    losses, errors = kind.huber_losses(values, target), rule.errors([value.detach() for value in values], target)
+    if prioritization == "lap":
+        return losses.mean(), errors
+    return (rule.pal_weights(errors) * losses).mean(), None
 
 
 def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:

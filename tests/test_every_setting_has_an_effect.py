@@ -19,6 +19,7 @@ TURNED = {
     "qf_learning_rate": 1e-2,
     "max_grad_norm": 1e-8,  # of Adam's steps only the length of its epsilon is left
     "top_quantiles_to_drop_per_net": 1,
+    "prioritization": "pal",
 }
 BESIDE = {"top_quantiles_to_drop_per_net": {"n_quantiles": 5}}  # what else it takes for a setting to matter
 

@@ -110,6 +110,7 @@ SETTINGS = {
     },
     "n-step returns": {"n_steps": 3},
     "a buffer on the device": {"replay_buffer_class": DeviceReplayBuffer},
+    "prioritised replay": {"prioritization": "lap", "buffer_size": 45},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "a schedule": {"learning_rate": LinearSchedule(1e-3, 0, 1), "policy_delay": 3},
     "during the warm-up": {"learning_starts": 110},

@@ -233,6 +233,7 @@ SETTINGS = {
     "n-step": {"n_steps": 3},
     "own buffer class": {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 2, "gamma": 0.9}},
     "device buffer": {"replay_buffer_class": DeviceReplayBuffer},
+    "prioritised replay": {"prioritization": "lap"},
     "adamw": optimised("AdamW", weight_decay=0.01),
     "rmsprop": optimised("RMSprop", alpha=0.9),
     "sgd": optimised("SGD", momentum=0.9),

@@ -7,6 +7,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from tests.reference.prioritized_by_the_paper import PaperLAPTD3, PaperPALTD3
 from tests.reference.quantiles_by_the_paper import PaperQuantileTD3
 from tests.reference.td3_by_the_paper import PaperTD3
 from tests.tools import feed, model, random_batch, without_output
@@ -16,6 +17,8 @@ RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 OWN_RATE = {"qf_learning_rate": 3e-3}
 CLIPPED = {"max_grad_norm": 0.03}
+LAP, PAL = {"prioritization": "lap"}, {"prioritization": "pal"}
+SCALAR = {None: PaperTD3, "lap": PaperLAPTD3, "pal": PaperPALTD3}
 FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
@@ -36,7 +39,8 @@ def layers(network):
 def reference_of(algorithm):
     policy = algorithm.policy
     scalar = algorithm.n_quantiles == 1
-    reference = PaperTD3 if scalar else partial(PaperQuantileTD3, drop=algorithm.top_quantiles_to_drop_per_net)
+    quantile = partial(PaperQuantileTD3, drop=algorithm.top_quantiles_to_drop_per_net)
+    reference = SCALAR[algorithm.prioritization] if scalar else quantile
     return reference(
         layers(policy.actor.mu),
         [layers(network) for network in policy.critic.q_networks],
@@ -66,6 +70,11 @@ def assert_equal_networks(policy, reference, tolerance):
     + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 2, 3)]
     + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
     + [(*FLOAT64, 2, "plain", OWN_RATE), (*FLOAT64, 2, "plain", CLIPPED), (*FLOAT32, 3, "plain", QUANTILES | CLIPPED)]
+    + [(*FLOAT64, n_critics, "plain", LAP) for n_critics in (1, 2)]
+    # PAL's own loss is that of one critic
+    + [(*FLOAT64, 1, "plain", PAL)]
+    # Quantiles have Huber loss already: what LAP changes is what is drawn
+    + [(*FLOAT64, 2, "plain", QUANTILES | LAP)]
     # a program takes long to compile
     + [(*FLOAT32, 2, "compiled", {}), (*FLOAT32, 3, "compiled", {}), (*FLOAT64, 2, "compiled", {})]
     + [(*FLOAT64, 2, "compiled", QUANTILES | OWN_RATE | CLIPPED)],
@@ -75,6 +84,7 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
     algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE, **extras))
     algorithm.policy.to(dtype)
+    algorithm.replay_buffer.update_priorities = lambda errors: None  # of batches that it did not draw
     reference = reference_of(algorithm)
 
     for update in range(1, UPDATES + 1):

@@ -62,6 +62,21 @@ def without_output(algorithm):
     return algorithm
 
 
+SPACES = spaces.Box(-10, 10, (3,)), spaces.Box(-1, 1, (1,))
+
+
+def filled(cls, transitions, size=32, n_envs=2):
+    """Observation, reward and the rest tell which transition of which environment they belong to."""
+    buffer = cls(size * n_envs, *SPACES, device="cpu", n_envs=n_envs)
+    for step in range(transitions):
+        number = np.arange(n_envs) + 100.0 * step
+        observation = np.repeat(number[:, None], 3, axis=1).astype(np.float32)
+        done = np.array([step % 3 == 0] * n_envs)
+        infos = [{"TimeLimit.truncated": step % 6 == 0}] * n_envs
+        buffer.add(observation, observation + 0.5, (number % 2)[:, None], number, done, infos)
+    return buffer
+
+
 def random_batch(seed, batch=8, observation_dim=3, action_dim=1, dtype=th.float32):
     """A batch whose numbers are exact in float32, with some terminations."""
     random = np.random.default_rng(seed)

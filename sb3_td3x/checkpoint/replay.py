@@ -18,11 +18,15 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 
 from sb3_td3x.checkpoint import files
 from sb3_td3x.errors import CheckpointError
+from sb3_td3x.prioritized import PrioritizedReplayBuffer
 from sb3_td3x.replay import DeviceReplayBuffer
 
-COVERED = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer)
+COVERED = (
+    ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer, PrioritizedReplayBuffer,
+)  # fmt: skip
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-MARKS = ("ep_start", "ep_length", "_current_ep_start")  # hindsight replay's, which change also for old transitions
+PRIORITIES = ("priorities", "_largest")
+MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)  # of hindsight replay: what changes for old transitions
 SMALL_ROWS = 10_000
 """A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
 
@@ -88,7 +92,7 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged
 
 
 def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
-    """What is saved anew each time: hindsight replay's marks, and the observation after the last with shared memory."""
+    """What is saved anew each time: hindsight's marks, priorities, and with shared memory the observation after the last."""
     found = {name: getattr(buffer, name)[: buffer.size()] if name[0] != "_" else getattr(buffer, name) for name in MARKS
              if hasattr(buffer, name)}  # fmt: skip
     if buffer.optimize_memory_usage:
@@ -96,10 +100,13 @@ def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     return found
 
 
-def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
-    """:param saved: from ``marks``."""
+def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray], is_complete: bool) -> None:
+    """
+    :param saved: from ``marks``
+    :param is_complete: whether no transition is missing; else others have taken their places, and priorities begin anew
+    """
     for name, value in saved.items():
-        if name not in (*MARKS, "after"):
+        if name not in (*MARKS, "after") or (name in PRIORITIES and not is_complete):
             continue
         array = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name)
         array[: len(value)] = value

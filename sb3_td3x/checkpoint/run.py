@@ -182,7 +182,7 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
         raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
                               "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
     if (found.path / MARKS).exists():
-        replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS))
+        replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS), is_complete=not missing)
     return missing
 
 

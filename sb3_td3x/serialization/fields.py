@@ -51,6 +51,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "max_grad_norm": (numbers.Real, type(None)),
     "best_actor_window": (numbers.Integral, type(None)),
     "predict_with": (str,),
+    "prioritization": (str, type(None)),
     "tensorboard_log": (str, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,

@@ -26,6 +26,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "stable_baselines3.her.her_replay_buffer": ("HerReplayBuffer",),
     "sb3_td3x.policies": ("CnnPolicy", "MultiInputPolicy", "TD3XPolicy"),
     "sb3_td3x.replay": ("DeviceReplayBuffer",),
+    "sb3_td3x.prioritized": ("PrioritizedReplayBuffer",),
 }  # fmt: skip
 """By the module that offers them: layers, optimisers, feature extractors, policies and replay buffers."""
 
@@ -34,11 +35,11 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "stable_baselines3.her.goal_selection_strategy": ("GoalSelectionStrategy",),
 }
 
-BUFFERS = tuple(
-    f"{module}:{name}"
-    for module in ("stable_baselines3.common.buffers", "stable_baselines3.her.her_replay_buffer", "sb3_td3x.replay")
-    for name in CLASSES[module]
-)
+_WITH_BUFFERS = (
+    "stable_baselines3.common.buffers", "stable_baselines3.her.her_replay_buffer",
+    "sb3_td3x.replay", "sb3_td3x.prioritized",
+)  # fmt: skip
+BUFFERS = tuple(f"{module}:{name}" for module in _WITH_BUFFERS for name in CLASSES[module])
 
 
 def names() -> tuple[str, ...]:

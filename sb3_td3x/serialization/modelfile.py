@@ -19,6 +19,7 @@ FORMAT_VERSION = 1
 
 BEFORE: dict[str, Any] = {
     "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "best_actor_window": None, "predict_with": "live",
+    "prioritization": None,
 }  # fmt: skip
 """What a program did that did not have these keywords: for zips without them, whatever today's default is."""
 

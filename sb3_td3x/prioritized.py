@@ -1,0 +1,111 @@
+"""Prioritised replay (LAP): transitions are drawn in proportion to their priority, which follows their last error."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_td3x import rule
+from sb3_td3x.settings import one_of
+
+PRIORITIZATIONS = ("lap", "pal")
+INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
+LARGEST_IS_FOUND_EVERY = 250
+"""Updates after which the largest priority is looked for anew, as in TD7 (https://arxiv.org/abs/2306.02451)."""
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """
+    SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
+
+    ``TD3X(..., prioritization="lap")`` takes it. For flat and image observations and any number of environments; a new
+    transition has the largest priority there is. Parameters are ``ReplayBuffer``'s.
+
+    Drawing needs no tree: a candidate is drawn uniformly and kept with the probability of its priority over the largest,
+    which costs the same for any size of the buffer.
+
+    :ivar priorities: ``(buffer_size, n_envs)``, at least 1
+    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
+    """
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Space, *args: Any, **kwargs: Any):
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError(f"PrioritizedReplayBuffer is for flat and image observations, not for Dict: {INSTEAD}")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
+        if self.optimize_memory_usage:
+            raise ValueError("PrioritizedReplayBuffer stores every observation twice: leave optimize_memory_usage off")
+        self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
+        self._largest = np.array([1.0, 0.0])  # priority, and updates since it was looked for
+        self._sampled: tuple[np.ndarray, np.ndarray] | None = None
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        step = self.pos
+        super().add(*args, **kwargs)
+        self.priorities[step] = self._largest[0]
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        steps, envs = self._sampled = np.divmod(self._drawn(batch_size), self.n_envs)
+        parts = (
+            self._normalize_obs(self.observations[steps, envs], env),
+            self.actions[steps, envs],
+            self._normalize_obs(self.next_observations[steps, envs], env),
+            (self.dones[steps, envs] * (1 - self.timeouts[steps, envs])).reshape(-1, 1),
+            self._normalize_reward(self.rewards[steps, envs].reshape(-1, 1), env),
+        )
+        return ReplayBufferSamples(*map(self.to_torch, parts))
+
+    def _drawn(self, count: int) -> np.ndarray:
+        """Numbers of transitions, counted over steps and then environments."""
+        priorities, stored = self.priorities.reshape(-1), self.size() * self.n_envs
+        drawn, candidates = np.empty(0, dtype=np.int64), 4 * count
+        while len(drawn) < count:
+            some = np.random.randint(0, stored, candidates)
+            is_kept = np.random.random(candidates) * self._largest[0] < priorities[some]
+            drawn = np.concatenate([drawn, some[is_kept]])
+            candidates *= 2  # few are kept where one priority is far above the others
+        return drawn[:count]
+
+    def update_priorities(self, errors: th.Tensor) -> None:
+        """
+        :param errors: of the transitions of the last ``sample``, ``(batch,)``
+        """
+        # Before a loss that is not finite stops the run; a NaN would never be drawn again
+        finite = errors.nan_to_num(nan=0.0, posinf=0.0)
+        found = rule.priorities(finite).cpu().numpy()
+        self.priorities[self._sampled] = found
+        largest, updates = self._largest
+        self._largest[:] = max(largest, found.max()), updates + 1
+        if updates + 1 >= LARGEST_IS_FOUND_EVERY:
+            self._largest[:] = self.priorities[: self.size()].max(), 0
+
+
+def checked(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
+    """
+    :param buffer_class: of the model's replay buffer
+    :raises ValueError: for another word, or ``"lap"`` with a buffer that has no priorities
+    """
+    if prioritization is None:
+        return None
+    one_of("prioritization", prioritization, PRIORITIZATIONS)
+    if prioritization == "lap" and not issubclass(buffer_class, PrioritizedReplayBuffer):
+        raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}: {INSTEAD}')
+    return prioritization
+
+
+def buffer_class_for(prioritization: str | None, chosen: type[ReplayBuffer] | None, n_steps: int) -> type[ReplayBuffer] | None:
+    """
+    The replay buffer's class; ``None`` leaves it to SB3.
+
+    :param chosen: by the user; ``None`` is no choice
+    :raises ValueError: for a choice that does not go together
+    """
+    if prioritization == "lap" and n_steps > 1:
+        raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}: {INSTEAD}')
+    if prioritization == "lap" and chosen is None:
+        return PrioritizedReplayBuffer
+    checked(prioritization, chosen or ReplayBuffer)
+    return chosen

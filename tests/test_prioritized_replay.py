@@ -1,0 +1,206 @@
+"""Prioritised replay draws by the last error (LAP), or weights by it (PAL); either way as its paper says."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+
+from sb3_td3x import TD3X, accelerate, rule, update
+from sb3_td3x.checkpoint import replay
+from sb3_td3x.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.replay import sample
+from tests.paths import assert_equal, pair, train
+from tests.reference.prioritized_by_the_paper import largest_errors, priority
+from tests.tools import LineEnv, filled, model, random_batch, without_output
+
+DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
+
+
+def drawn_values(seed, critics=2, batch=40, n=1, m=1):
+    random = np.random.default_rng(seed)
+    return [random.normal(size=(batch, n)) for _ in range(critics)], random.normal(size=(batch, m))
+
+
+def tensors(values, target):
+    return [th.tensor(value, requires_grad=True) for value in values], th.tensor(target)
+
+
+class TestRule:
+    @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 6)])
+    def test_errors_and_priorities_are_the_slow_twins(self, n, m):
+        values, target = drawn_values(0, critics=3, n=n, m=m)
+        errors = rule.errors(*tensors(values, target))
+        np.testing.assert_allclose(errors.detach(), largest_errors(values, target), rtol=1e-13)
+        expected = [priority(error) for error in errors.tolist()]
+        np.testing.assert_allclose(rule.priorities(errors.detach()), expected, rtol=1e-13)
+        assert {*(errors < 1).tolist()} == {True, False}  # both branches
+
+    def test_losses_per_transition_are_those_of_the_whole_batch(self):
+        values, target = tensors(*drawn_values(1, n=5, m=6))
+        losses = rule.quantile_huber_losses(values, target)
+        assert losses.shape == (40,)
+        assert losses.mean().item() == pytest.approx(rule.quantile_critic_loss(values, target).item(), rel=1e-13)
+
+    @pytest.mark.parametrize(
+        ("losses", "n", "m"),
+        [(rule.scalar_huber_losses, 1, 1), (rule.quantile_huber_losses, 5, 6)],
+        ids=["scalar", "quantiles"],
+    )
+    def test_pal_on_all_transitions_has_the_gradient_that_lap_has_on_average(self, losses, n, m):
+        values, target = tensors(*drawn_values(2, n=n, m=m))
+        errors = rule.errors([value.detach() for value in values], target)
+        pal = th.autograd.grad((rule.pal_weights(errors) * losses(values, target)).mean(), values)
+        chances = np.array([priority(error) for error in errors.tolist()])
+        chances /= chances.sum()
+        lap = [np.zeros(value.shape) for value in values]
+        for row, chance in enumerate(chances):  # drawn alone, in a batch of one
+            alone, wanted = tensors([value[row : row + 1].detach().numpy() for value in values], target[row : row + 1].numpy())
+            for total, gradient in zip(lap, th.autograd.grad(losses(alone, wanted).mean(), alone), strict=True):
+                total[row] += chance * gradient.numpy()[0]
+        for found, expected in zip(pal, lap, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+class TestBuffer:
+    @pytest.mark.parametrize("transitions", [20, 50])
+    def test_draws_in_proportion_to_the_priorities(self, transitions):
+        buffer = filled(PrioritizedReplayBuffer, transitions)
+        errors = th.linspace(0, 300, 40)
+        buffer._sampled = np.arange(40) % buffer.size(), np.arange(40) % 2
+        buffer.update_priorities(errors)
+        np.random.seed(0)
+        draws = 40_000
+        steps, envs = np.divmod(buffer._drawn(draws), 2)
+        counts = np.zeros((buffer.size(), 2))
+        np.add.at(counts, (steps, envs), 1)
+        chances = buffer.priorities[: buffer.size()] / buffer.priorities[: buffer.size()].sum()
+        deviations = (counts - draws * chances) / np.sqrt(draws * chances * (1 - chances))
+        assert np.abs(deviations).max() < 4.5
+        assert chances.max() / chances.min() > 5
+
+    def test_an_error_changes_the_priority_of_its_transition_alone(self):
+        buffer = filled(PrioritizedReplayBuffer, 10)
+        np.random.seed(1)
+        batch = buffer.sample(2)
+        buffer.update_priorities(th.tensor([32.0, 0.5]))
+        numbers = (batch.observations[:, 0]).numpy()
+        step, env = np.divmod(numbers, 100).__iter__()
+        assert buffer.priorities[int(step[0]), int(env[0])] == pytest.approx(4.0)  # 32 to the power of 0.4
+        assert (buffer.priorities != 1).sum() == 1
+
+    def test_new_transitions_have_the_largest_priority_there_is(self):
+        buffer = filled(PrioritizedReplayBuffer, 10)
+        buffer.sample(4)
+        buffer.update_priorities(th.tensor([32.0, 1.0, 1.0, 1.0]))
+        assert (buffer.priorities[10] == 1).all()
+        add_one(buffer)
+        assert buffer.priorities[10] == pytest.approx([4.0, 4.0])
+
+    def test_a_largest_priority_that_is_gone_is_forgotten(self):
+        buffer = filled(PrioritizedReplayBuffer, 10)
+        buffer.sample(1)
+        buffer.update_priorities(th.tensor([32.0]))
+        for _ in range(300):
+            buffer._sampled = np.divmod(np.arange(20), 2)
+            buffer.update_priorities(th.full((20,), 2.0))
+        add_one(buffer)
+        assert buffer.priorities[10] == pytest.approx(2**0.4)
+
+    @pytest.mark.parametrize("error", [np.nan, np.inf])
+    def test_an_error_that_is_none_leaves_a_priority_that_can_be_drawn(self, error):
+        buffer = filled(PrioritizedReplayBuffer, 1, n_envs=1)
+        buffer.sample(1)
+        buffer.update_priorities(th.tensor([error]))
+        assert buffer.priorities[0] == 1
+        buffer.sample(3)
+
+    def test_priorities_begin_anew_where_transitions_are_missing(self):
+        buffer, marks = filled(PrioritizedReplayBuffer, 10), None
+        buffer._sampled = np.divmod(np.arange(20), 2)
+        buffer.update_priorities(th.full((20,), 32.0))
+        marks = copy.deepcopy(replay.marks(buffer))
+        for is_complete, expected in ((True, 4.0), (False, 1.0)):
+            other = filled(PrioritizedReplayBuffer, 10)
+            replay.set_marks(other, marks, is_complete)
+            assert other.priorities[:10] == pytest.approx(np.full((10, 2), expected))
+
+
+def add_one(buffer):
+    observation = np.zeros((2, 3), np.float32)
+    buffer.add(observation, observation, np.zeros((2, 1)), np.zeros(2), np.zeros(2), [{}, {}])
+
+
+class TestAlgorithm:
+    @pytest.mark.parametrize("n_quantiles", [1, 5])
+    def test_priorities_follow_the_errors_of_the_last_update(self, n_quantiles):
+        algorithm = without_output(model(prioritization="lap", n_quantiles=n_quantiles, target_policy_noise=0.0))
+        algorithm.learn(40)
+        before, state = copy.deepcopy(algorithm.policy), np.random.get_state()
+        batch = sample(algorithm.replay_buffer, 16, None)
+        place = algorithm.replay_buffer._sampled
+        np.random.set_state(state)
+        algorithm.train(1, 16)
+        target = update.target_of(before, batch, th.zeros_like(batch.actions), algorithm._rule_settings())
+        with th.no_grad():
+            values = before.critic(batch.observations, batch.actions)
+        expected = [priority(error) for error in largest_errors([value.numpy() for value in values], target.numpy())]
+        np.testing.assert_allclose(algorithm.replay_buffer.priorities[place], expected, rtol=1e-5)
+
+    @pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+    def test_compiled_updates_tell_the_same_errors(self):
+        told = {"plain": [], "compiled": []}
+        models = pair(prioritization="lap", n_quantiles=5)
+        for algorithm in models:
+            algorithm.replay_buffer.update_priorities = told[algorithm.accelerate].append
+            train(algorithm, [random_batch(seed) for seed in range(4)])
+        assert_equal(*models)
+        assert len(told["compiled"]) == 4
+        for plain, compiled in zip(*told.values(), strict=True):
+            th.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+    def test_lap_chooses_its_buffer_and_none_leaves_it_to_sb3(self, tmp_path):
+        assert type(model(prioritization="lap").replay_buffer) is PrioritizedReplayBuffer
+        assert type(model(prioritization="pal").replay_buffer) is ReplayBuffer
+        model(prioritization="lap").learn(30).save(tmp_path / "model")
+        assert TD3X.load(tmp_path / "model").replay_buffer_class is PrioritizedReplayBuffer
+        assert TD3X.load(tmp_path / "model", prioritization=None).replay_buffer_class is ReplayBuffer
+
+    def test_zips_from_before_have_none(self, tmp_path, monkeypatch):
+        model().save(tmp_path / "model", exclude=["prioritization"])
+        monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "prioritization", "lap")
+        assert TD3X.load(tmp_path / "model").prioritization is None
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"n_steps": 3},
+            {"env": lambda: LineEnv(DICTS), "policy": "MultiInputPolicy"},
+            {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
+        ],
+        ids=["n-step returns", "Dict observations", "one array of observations"],
+    )
+    def test_pal_takes_what_lap_refuses(self, settings):
+        env = settings.pop("env", LineEnv)
+        with pytest.raises(ValueError, match=r"pal|optimize_memory_usage"):
+            model(env(), prioritization="lap", **settings)
+        assert model(env(), prioritization="pal", **settings).learn(30)._n_updates == 20
+
+    @pytest.mark.parametrize("cls", [ReplayBuffer, NStepReplayBuffer, HerReplayBuffer])
+    def test_lap_needs_a_buffer_with_priorities(self, cls):
+        with pytest.raises(ValueError, match=r"needs a PrioritizedReplayBuffer, not .*pal"):
+            model(prioritization="lap", replay_buffer_class=cls)
+
+    def test_set_on_a_model_without_priorities_it_is_refused(self):
+        algorithm = model().learn(20)
+        algorithm.prioritization = "lap"
+        with pytest.raises(ValueError, match="needs a PrioritizedReplayBuffer"):
+            algorithm.learn(5, reset_num_timesteps=False)
+
+    @pytest.mark.parametrize("nonsense", ["per", "LAP", True, 1])
+    def test_nonsense_is_refused(self, nonsense):
+        with pytest.raises(ValueError, match="prioritization must be one of lap, pal"):
+            model(prioritization=nonsense)

@@ -1,0 +1,48 @@
+"""The replay buffers of our own give what SB3's gives."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.replay import DeviceReplayBuffer
+from tests.tools import SPACES, LineEnv, filled
+
+pytestmark = pytest.mark.parametrize("cls", [DeviceReplayBuffer, PrioritizedReplayBuffer])
+
+
+@pytest.mark.parametrize("transitions", [20, 50])
+def test_every_stored_transition_is_sampled_whole_and_no_other(cls, transitions):
+    own, host = filled(cls, transitions), filled(ReplayBuffer, transitions)
+    assert (own.pos, own.full, own.size()) == (host.pos, host.full, host.size())
+
+    def rows(samples):
+        parts = [part.numpy().reshape(len(samples.rewards), -1) for part in samples if part is not None]
+        return {tuple(row) for row in np.concatenate(parts, axis=1)}
+
+    assert rows(own.sample(5000)) == rows(host.sample(5000))
+
+
+def test_normalisation_is_that_of_vecnormalize(cls):
+    env = VecNormalize(DummyVecEnv([LineEnv] * 2))
+    env.obs_rms.mean, env.obs_rms.var = np.array([1.0, 2, 3]), np.array([4.0, 5, 6])
+    env.ret_rms.var = np.array(7.0)
+    buffer = filled(cls, 1)
+    plain, normalized = buffer.sample(64), buffer.sample(64, env)
+    expected = {tuple(np.float32(env.normalize_obs(row))) for row in plain.observations.numpy()}
+    assert {tuple(row) for row in normalized.observations.numpy()} == expected
+    np.testing.assert_allclose(
+        np.unique(normalized.rewards.numpy()), env.normalize_reward(np.unique(plain.rewards.numpy())), rtol=1e-6
+    )
+
+
+def test_storing_observations_once_is_refused(cls):
+    with pytest.raises(ValueError, match="optimize_memory_usage"):
+        cls(10, *SPACES, optimize_memory_usage=True, handle_timeout_termination=False)
+
+
+def test_dict_observations_are_refused(cls):
+    with pytest.raises(ValueError, match="not for Dict"):
+        cls(10, spaces.Dict({"a": SPACES[0]}), SPACES[1])

@@ -10,6 +10,7 @@ from results import RETURNS, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
+    ("td3x", "q25-tau0.02"): ("TD3X, constant learning rate", "#5fb0d0"),
     ("td3x", "scalar-compiled"): ("TD3X, TD3's critics and tau", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
     ("sb3_td3", "zoo"): ("SB3 TD3, rl-zoo3's settings", "#777777"),
@@ -97,7 +98,7 @@ def runs_table(found: Runs) -> str:
 
 def screening_table(found: Runs) -> str:
     """The short runs on tuning seeds, as Markdown."""
-    marks = (50_000, 100_000, 150_000)
+    marks = (50_000, 100_000, 150_000, 200_000, 300_000)
     heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
     lines = [f"| environment, setting, seed | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):

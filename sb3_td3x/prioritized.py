@@ -14,6 +14,8 @@ from sb3_td3x.settings import one_of
 
 PRIORITIZATIONS = ("lap", "pal")
 INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
+MOST_ROUNDS = 8
+"""Of four candidates per transition that is wanted: enough if one of 32 is kept on average."""
 LARGEST_IS_FOUND_EVERY = 250
 """Updates after which the largest priority is looked for anew, as in TD7 (https://arxiv.org/abs/2306.02451)."""
 
@@ -26,7 +28,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     transition has the largest priority there is. Parameters are ``ReplayBuffer``'s.
 
     Drawing needs no tree: a candidate is drawn uniformly and kept with the probability of its priority over the largest,
-    which costs the same for any size of the buffer.
+    which costs the same for any size of the buffer. Only where hardly any is kept, one priority being far above the others,
+    all are summed up.
 
     :ivar priorities: ``(buffer_size, n_envs)``, at least 1
     :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
@@ -60,14 +63,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _drawn(self, count: int) -> np.ndarray:
         """Numbers of transitions, counted over steps and then environments."""
-        priorities, stored = self.priorities.reshape(-1), self.size() * self.n_envs
-        drawn, candidates = np.empty(0, dtype=np.int64), 4 * count
-        while len(drawn) < count:
-            some = np.random.randint(0, stored, candidates)
-            is_kept = np.random.random(candidates) * self._largest[0] < priorities[some]
+        priorities = self.priorities.reshape(-1)[: self.size() * self.n_envs]
+        drawn = np.empty(0, dtype=np.int64)
+        for _ in range(MOST_ROUNDS):
+            some = np.random.randint(0, len(priorities), 4 * count)
+            is_kept = np.random.random(len(some)) * self._largest[0] < priorities[some]
             drawn = np.concatenate([drawn, some[is_kept]])
-            candidates *= 2  # few are kept where one priority is far above the others
-        return drawn[:count]
+            if len(drawn) >= count:
+                return drawn[:count]
+        sums = np.cumsum(priorities, dtype=np.float64)
+        rest = np.searchsorted(sums, np.random.random(count - len(drawn)) * sums[-1], side="right")
+        return np.concatenate([drawn, rest])
 
     def update_priorities(self, errors: th.Tensor) -> None:
         """

@@ -67,9 +67,10 @@ class TestRule:
 
 class TestBuffer:
     @pytest.mark.parametrize("transitions", [20, 50])
-    def test_draws_in_proportion_to_the_priorities(self, transitions):
+    @pytest.mark.parametrize("largest", [300.0, 1e9])  # where one is far above the others, few candidates are kept
+    def test_draws_in_proportion_to_the_priorities(self, transitions, largest):
         buffer = filled(PrioritizedReplayBuffer, transitions)
-        errors = th.linspace(0, 300, 40)
+        errors = th.cat([th.linspace(0, 300, 39), th.tensor([largest])])
         buffer._sampled = np.arange(40) % buffer.size(), np.arange(40) % 2
         buffer.update_priorities(errors)
         np.random.seed(0)
@@ -117,6 +118,11 @@ class TestBuffer:
         buffer.update_priorities(th.tensor([error]))
         assert buffer.priorities[0] == 1
         buffer.sample(3)
+
+    @pytest.mark.parametrize("bad", [np.full((10, 2), np.nan), np.full((10, 2), -1.0), np.ones((10, 3)), np.ones((99, 2))])
+    def test_priorities_that_are_none_are_refused(self, bad):
+        with pytest.raises(ValueError, match="priorities"):
+            replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": bad}, is_complete=True)
 
     def test_priorities_begin_anew_where_transitions_are_missing(self):
         buffer, marks = filled(PrioritizedReplayBuffer, 10), None

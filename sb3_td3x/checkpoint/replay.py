@@ -104,11 +104,16 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray], is_complete: b
     """
     :param saved: from ``marks``
     :param is_complete: whether no transition is missing; else others have taken their places, and priorities begin anew
+    :raises ValueError: for marks of another shape, or priorities that nothing could be drawn by
     """
     for name, value in saved.items():
         if name not in (*MARKS, "after") or (name in PRIORITIES and not is_complete):
             continue
         array = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name)
+        if value.shape[1:] != array.shape[1:] or len(value) > len(array):
+            raise ValueError(f"{name} is of shape {value.shape}, not {array.shape}")
+        if name in PRIORITIES and not (np.isfinite(value) & (value >= 0)).all():
+            raise ValueError(f"{name} holds what is no priority")
         array[: len(value)] = value
 
 

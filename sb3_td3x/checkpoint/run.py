@@ -182,7 +182,11 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
         raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
                               "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
     if (found.path / MARKS).exists():
-        replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS), is_complete=not missing)
+        marks = replay.read_arrays(found.path / MARKS)
+        try:
+            replay.set_marks(model.replay_buffer, marks, is_complete=not missing)
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(found.path / MARKS, f"does not fit the replay buffer: {error}") from error
     return missing
 
 

@@ -31,6 +31,7 @@ OTHERS = {
 """Tasks beside PyBullet's, and what was aimed at."""
 TUNING_SEEDS = 100  # and up; results are told on seeds below
 LAST = 100_000
+SMOOTH = 5  # evaluations in the curves' running mean
 
 Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
 
@@ -130,8 +131,10 @@ def draw(found: Runs, out: Path) -> None:
     for column, env in zip(grid.T, environments, strict=True):
         for method, (label, colour) in METHODS.items():
             for index, run in enumerate(reported(found, method, env)):
+                smoothed = np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
                 for axes, x in zip(column, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
-                    axes.plot(x, run["mean_return"], color=colour, linewidth=1.3, label=None if index else label)
+                    axes.plot(x, run["mean_return"], color=colour, linewidth=0.8, alpha=0.25)
+                    axes.plot(x[SMOOTH - 1 :], smoothed, color=colour, linewidth=1.6, label=None if index else label)
         column[0].set_title(env, fontsize=11, loc="left")
         for axes, name in zip(column, ("thousand environment steps", "minutes"), strict=True):
             axes.set(xlabel=name, ylabel="return per episode", xlim=(0, None), ylim=(0, None))

@@ -23,8 +23,12 @@ from sb3_td3x.errors import NonFiniteError
 Descend = Callable[[BaseModel, th.Tensor, str, "float | th.Tensor | None"], None]
 
 
+CONSTANTS = ("top_quantiles_to_drop_per_net", "prioritization")
+"""Settings that are part of a program and never a tensor."""
+
+
 class UpdateSettings(NamedTuple):
-    """What may change between two updates: the rule's numbers, floats or tensors of no dimension, and a count."""
+    """What may change between two updates: the rule's numbers, floats or tensors of no dimension, and ``CONSTANTS``."""
 
     gamma: float | th.Tensor
     tau: float | th.Tensor
@@ -33,23 +37,25 @@ class UpdateSettings(NamedTuple):
     max_grad_norm: float | th.Tensor | None = None
     """``None`` bounds no gradient."""
     top_quantiles_to_drop_per_net: int = 0
-    """Decides a shape, so it is part of a program and never a tensor; 0 for scalar critics."""
+    """0 for scalar critics."""
     prioritization: str | None = None
     """``"lap"``, ``"pal"`` or none."""
 
     def inputs(self) -> tuple[float | th.Tensor, ...]:
         """The numbers: what a program reads anew at every update."""
-        return tuple(value for value in self[:-2] if value is not None)
+        return tuple(getattr(self, name) for name in self._numbers())
 
     def with_inputs(self, inputs: Iterable[th.Tensor]) -> "UpdateSettings":
         """The same with other numbers, in the order of ``inputs``."""
-        names = [name for name in self._fields[:-2] if getattr(self, name) is not None]
-        numbers: dict[str, Any] = dict(zip(names, inputs, strict=True))
+        numbers: dict[str, Any] = dict(zip(self._numbers(), inputs, strict=True))
         return self._replace(**numbers)
 
     def constants(self) -> tuple[Any, ...]:
-        """What is part of a program: the last two, and which numbers there are."""
-        return (*self[-2:], self.max_grad_norm is None)
+        """What is part of a program: ``CONSTANTS``, and which numbers there are."""
+        return (*[getattr(self, name) for name in CONSTANTS], *self._numbers())
+
+    def _numbers(self) -> list[str]:
+        return [name for name in self._fields if name not in CONSTANTS and getattr(self, name) is not None]
 
 
 class Losses(NamedTuple):

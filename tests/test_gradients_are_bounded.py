@@ -118,7 +118,8 @@ def test_it_is_saved_and_a_file_from_before_has_none(tmp_path, monkeypatch):
 
 def test_settings_go_through_a_programs_inputs_and_come_back():
     for bound in (None, 0.5):
-        settings = UpdateSettings(0.9, 0.1, 0.2, 0.3, bound, 4)
+        settings = UpdateSettings(0.9, 0.1, 0.2, 0.3, bound, 4, "lap")
         doubled = settings.with_inputs([th.tensor(2 * value) for value in settings.inputs()])
-        expected = (1.8, 0.2, 0.4, 0.6, bound and 1.0, 4)
-        assert tuple(None if value is None else pytest.approx(float(value)) for value in doubled) == expected
+        assert [float(value) for value in doubled.inputs()] == pytest.approx([1.8, 0.2, 0.4, 0.6, *([1.0] if bound else [])])
+        assert doubled.constants() == settings.constants()
+        assert (doubled.top_quantiles_to_drop_per_net, doubled.prioritization) == (4, "lap")

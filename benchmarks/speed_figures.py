@@ -169,6 +169,6 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    for section in (updates, targets, growth, walker, environments, memory):
+    for section in (updates, targets, growth, walker, recipe, environments, memory):
         fill(page, f"speed {section.__name__}", section())
     draw(picture)

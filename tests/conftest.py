@@ -1,9 +1,11 @@
+import io
 import os
 
 import pytest
 import torch as th
 
 from sb3_td3x import accelerate
+from tests.tools import model
 
 # Inductor's C++ without optimisation, here and in processes that tests start: a program is made in two thirds of the time. The
 # tests that compare a fast path with SB3's and over fifty updates have the code that users have (`optimised`).
@@ -31,3 +33,17 @@ def path(request):
     if request.param == "compiled" and not accelerate._has_compiler():
         pytest.skip("no C++ compiler on this machine")
     return request.param
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """A small model that has learned; not to be changed."""
+    return model().learn(40)
+
+
+@pytest.fixture(scope="session")
+def zipped(trained):
+    """Its zip, as bytes."""
+    file = io.BytesIO()
+    trained.save(file)
+    return file.getvalue()

@@ -16,8 +16,8 @@ from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, resume_r
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
+from tests.resuming import seeded
 from tests.test_command_line import FAST, called, start, td3x
-from tests.test_resumes_exactly import seeded
 from tests.tools import LineEnv, weights
 
 STEPS = 1200

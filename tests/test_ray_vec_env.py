@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from sb3_td3x import RayVecEnv, ResumableEnv, TD3XCheckpointCallback, ray_vec_env, resume_run
 from sb3_td3x.errors import EnvironmentDiedError
+from tests.resuming import OpenLineEnv
 from tests.test_passes_sb3s_own_tests import ROOT, sb3_tests  # noqa: F401  # a fixture
-from tests.test_resumes_exactly import OpenLineEnv
 from tests.tools import LineEnv, largest_difference, model, weights
 
 ray = pytest.importorskip("ray")

@@ -19,7 +19,7 @@ from sb3_td3x import TD3X, ModelFileError
 from sb3_td3x.returned import BestActor
 from sb3_td3x.serialization import modelfile
 from tests.reference.best_window import best_window
-from tests.test_resumes_exactly import OpenLineEnv, assert_same_run, run_twice, seeded
+from tests.resuming import OpenLineEnv, assert_same_run, run_twice, seeded
 from tests.tools import LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, signed
 

@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, files, resume_run, store
 from sb3_td3x.errors import CheckpointError
-from tests.test_resumes_exactly import seeded
+from tests.resuming import seeded
 from tests.tools import model
 
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, files, lock, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, NonFiniteError, RunLockedError
 from tests import killable
-from tests.test_resumes_exactly import assert_same_run, seeded
+from tests.resuming import assert_same_run, seeded
 from tests.tools import LineEnv, model, weights
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"

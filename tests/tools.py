@@ -108,3 +108,10 @@ def weights(algorithm):
 def largest_difference(left, right):
     assert left.keys() == right.keys()
     return max((left[name] - right[name]).abs().max().item() for name in left)
+
+
+def without_constructor(kind, **attributes):
+    """An object of a class with just these attributes, as unpickling makes them."""
+    made = object.__new__(kind)
+    made.__dict__.update(attributes)
+    return made

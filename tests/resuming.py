@@ -1,0 +1,66 @@
+"""Runs that are saved and go on, and what makes two of them the same."""
+
+import random
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.environments import EpisodeSeeds
+from tests.tools import LineEnv, model, weights
+
+STEPS = 120
+
+
+class OpenLineEnv(LineEnv):
+    """A ``LineEnv`` that gives and takes its state."""
+
+    def get_run_state(self):
+        return {"position": self.position, "time": self.time}
+
+    def set_run_state(self, state):
+        self.position, self.time = state["position"], state["time"]
+
+
+def seeded(env=LineEnv, count=1, vec=DummyVecEnv, **kwargs):
+    def maker(index):
+        return lambda: ResumableEnv(Monitor(EpisodeSeeds(env(**kwargs), 7, index)))
+
+    return vec([maker(index) for index in range(count)])
+
+
+def poison_generators():
+    """What a new process would do to the global generators."""
+    random.seed(123), np.random.seed(456), th.manual_seed(789)
+
+
+def assert_same_run(left, right):
+    for name, value in weights(left).items():
+        assert th.equal(value, weights(right)[name]), name
+    for one, other in ((left.actor, right.actor), (left.critic, right.critic)):
+        for own, theirs in zip(one.parameters(), other.parameters(), strict=True):
+            for key, value in one.optimizer.state[own].items():
+                assert th.equal(value, other.optimizer.state[theirs][key]), key
+    assert left.replay_buffer.pos == right.replay_buffer.pos
+    assert left.replay_buffer.full == right.replay_buffer.full
+    for name in ("actions", "rewards", "dones", "timeouts"):
+        assert np.array_equal(getattr(left.replay_buffer, name), getattr(right.replay_buffer, name)), name
+    for name in ("num_timesteps", "_n_updates", "_episode_num"):
+        assert getattr(left, name) == getattr(right, name), name
+    assert [(one["r"], one["l"]) for one in left.ep_info_buffer] == [(one["r"], one["l"]) for one in right.ep_info_buffer]
+
+
+def run_twice(tmp_path, make_env, save_freq=50, trust=False, **kwargs):
+    """A run at once, and one that goes on from its last checkpoint but one; both save at the same steps."""
+    arguments = {"seed": 1, "learning_starts": 20, "batch_size": 8, **kwargs}
+    whole = model(make_env(), **arguments)
+    whole.learn(STEPS, TD3XCheckpointCallback(save_freq, tmp_path, keep_last=10))
+    middle = [one.steps for one in Store(tmp_path).checkpoints() if 0 < one.steps < STEPS][-1]
+    poison_generators()
+    resumed = resume_run(tmp_path, make_env(), checkpoint=middle, trust=trust)
+    poison_generators()
+    assert resumed.num_timesteps == middle
+    resumed.learn(STEPS, TD3XCheckpointCallback(save_freq, tmp_path, keep_last=10), resume=True)
+    return whole, resumed

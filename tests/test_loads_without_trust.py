@@ -1,0 +1,224 @@
+"""Every kind of model, buffer and policy comes back without trust; what needs trust is named, and nothing else changes."""
+
+import io
+import pickle
+from collections import OrderedDict, deque
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3, HerReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
+from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.serialization import fields, known
+from tests.test_plain_values import equal
+from tests.tools import SMALL, LineEnv, largest_difference, model, weights, without_constructor
+
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+def line_envs(count):
+    return DummyVecEnv([LineEnv] * count)
+
+
+IMAGES = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,)), "image": spaces.Box(0, 255, (2, 2), np.uint8)})
+GOALS = spaces.Dict({key: spaces.Box(-10, 10, (1,)) for key in ("observation", "achieved_goal", "desired_goal")})
+
+
+class GoalEnv(LineEnv):
+    def __init__(self):
+        super().__init__(GOALS)
+
+    def compute_reward(self, achieved, desired, info):
+        return -np.abs(np.asarray(achieved) - desired)[..., 0]
+
+
+def optimised(name, **options):
+    return {"policy_kwargs": {**SMALL, "optimizer_class": getattr(th.optim, name), "optimizer_kwargs": options}}
+
+
+SETTINGS = {
+    "mlp": {},
+    "cnn": {"env": lambda: LineEnv(IMAGES), "policy": "CnnPolicy"},
+    "dict": {"env": lambda: LineEnv(DICTS), "policy": "MultiInputPolicy"},
+    "her": {"env": GoalEnv, "policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer, "learning_starts": 25,
+            "replay_buffer_kwargs": {"goal_selection_strategy": "future"}},
+    "n-step": {"n_steps": 3},
+    "own buffer class": {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 2, "gamma": 0.9}},
+    "device buffer": {"replay_buffer_class": DeviceReplayBuffer},
+    "prioritised replay": {"prioritization": "lap"},
+    "adamw": optimised("AdamW", weight_decay=0.01),
+    "rmsprop": optimised("RMSprop", alpha=0.9),
+    "sgd": optimised("SGD", momentum=0.9),
+    "amsgrad": optimised("Adam", amsgrad=True),
+    "layers": {"policy_kwargs": {"net_arch": {"pi": [8], "qf": [9, 8]}, "activation_fn": th.nn.Tanh, "n_critics": 3}},
+    "normal noise": {"action_noise": NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))},
+    "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))},
+    "vectorized noise": {"env": lambda: line_envs(2), "action_noise": 0.2, "gradient_steps": -1},
+    "no noise": {"action_noise": None},
+    "schedule": {"learning_rate": LinearSchedule(1e-3, 0.0, 1.0)},
+    "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
+    "normalised": {"env": lambda: VecNormalize(line_envs(1))},
+    "scalar action": {"env": lambda: LineEnv(action_space=spaces.Box(-1, 1, ()))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_every_kind_of_model_comes_back_without_trust(settings, tmp_path):
+    env = settings.get("env", LineEnv)
+    arguments = {key: value for key, value in settings.items() if key != "env"}
+    saved = model(env(), **arguments).learn(50)
+    saved.save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", env=env(), force_reset=False)
+    assert largest_difference(weights(loaded), weights(saved)) == 0
+    for name in ("actor", "critic"):
+        assert equal(*(dict(getattr(one, name).optimizer.state_dict()) for one in (loaded, saved)))
+    left_out = {
+        "env",
+        "policy",
+        "replay_buffer",
+        "_logger",
+        "_vec_normalize_env",
+        "device",
+        "_maker",
+        "_is_refilling",
+        "_pace",
+    }
+    # Building a network for images draws from the observation space
+    for name in set(vars(saved)) - left_out - {"_overlapping", "observation_space"}:
+        assert equal(getattr(loaded, name), getattr(saved, name)), name
+    assert loaded.observation_space == saved.observation_space
+    observation = saved.env.observation_space.sample()
+    np.testing.assert_array_equal(loaded.predict(observation)[0], saved.predict(observation)[0])
+    assert isinstance(TD3.load(tmp_path / "model", env=env(), custom_objects=None), TD3)
+
+
+def test_every_class_that_is_read_by_name_is_one_of_the_list():
+    assert len(known.names()) == sum(map(len, known.CLASSES.values()))
+    assert set(model()._excluded_save_params()) <= set(fields.NEVER_SAVED)
+
+
+class OwnNoise(NormalActionNoise):
+    pass
+
+
+class OwnPolicy(TD3XPolicy):
+    pass
+
+
+UNTRUSTED = {
+    "learning_rate": ({"learning_rate": lambda progress: 1e-3 * progress}, "the function .*lambda", 1e-3),
+    "action_noise": ({"action_noise": OwnNoise(np.zeros(1), np.ones(1))}, "OwnNoise", None),
+    "policy_class": ({"policy": OwnPolicy}, "the class .*OwnPolicy", OwnPolicy),
+    "policy_kwargs": ({"policy_kwargs": {**SMALL, "activation_fn": type("Own", (th.nn.ReLU,), {})}}, "Own", SMALL),
+}
+
+
+@pytest.mark.parametrize("field", UNTRUSTED)
+def test_what_needs_trust_is_saved_and_named_and_can_be_given(field, tmp_path):
+    arguments, held, instead = UNTRUSTED[field]
+    policy = arguments.pop("policy", "MlpPolicy") if "policy" in arguments else "MlpPolicy"
+    model(policy=policy, **arguments).save(tmp_path / "model")
+    with pytest.raises(
+        UntrustedModelError, match=rf"{field} holds .*{held}.*trust=True.*custom_objects={{'{field}'"
+    ) as caught:
+        TD3X.load(tmp_path / "model")
+    assert (caught.value.field, caught.value.file) == (field, str(tmp_path / "model"))
+    assert isinstance(TD3X.load(tmp_path / "model", trust=True), TD3X)
+    assert isinstance(TD3X.load(tmp_path / "model", custom_objects={field: instead}), TD3X)
+    assert isinstance(TD3X.load(tmp_path / "model", **{field: instead}), TD3X)
+
+
+def test_the_objects_that_rl_zoo_gives_are_taken(zipped):
+    given = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
+    loaded = TD3X.load(io.BytesIO(zipped), custom_objects=given, device="cpu", buffer_size=1)
+    assert loaded.learning_rate == 0.0
+    assert not hasattr(loaded, "clip_range")
+
+
+def test_a_trusted_load_is_the_same_model(zipped):
+    plain, trusted = (TD3X.load(io.BytesIO(zipped), trust=trust) for trust in (False, True))
+    assert largest_difference(weights(plain), weights(trusted)) == 0
+    different = [
+        n for n, v in vars(plain).items() if n not in ("policy", "replay_buffer") and not equal(v, getattr(trusted, n))
+    ]
+    assert different == []
+
+
+def test_the_errors_survive_being_sent_between_processes():
+    error = UntrustedModelError("learning_rate", "a function", "model.zip")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+class TestBuffers:
+    @pytest.mark.parametrize("kind", ["mlp", "dict", "her", "n-step", "device buffer", "vectorized noise"])
+    def test_every_kind_comes_back_without_trust(self, kind, tmp_path):
+        settings = dict(SETTINGS[kind])
+        env = settings.pop("env", LineEnv)
+        first, second = model(env(), **settings).learn(50), model(env(), **settings)
+        first.save_replay_buffer(tmp_path / "buffer")
+        second.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=False)
+        for name, value in vars(first.replay_buffer).items():
+            if name not in ("env", "infos"):
+                assert equal(vars(second.replay_buffer)[name], value), name
+        second.learn(30)
+
+    def test_a_buffer_of_a_users_class_needs_trust(self, tmp_path):
+        algorithm = model(replay_buffer_class=OwnBuffer).learn(20)
+        algorithm.save_replay_buffer(tmp_path / "buffer")
+        with pytest.raises(UntrustedModelError, match=r"OwnBuffer.*trust=True"):
+            algorithm.load_replay_buffer(tmp_path / "buffer")
+        algorithm.load_replay_buffer(tmp_path / "buffer", trust=True)
+
+    @pytest.mark.parametrize(
+        "change", [{"pos": 10**6}, {"rewards": np.zeros((3, 1))}, {"full": 2}, {"n_envs": "1"}, {"sample": 1}]
+    )
+    def test_one_that_contradicts_itself_is_refused_and_the_old_one_kept(self, change, tmp_path):
+        algorithm = model().learn(20)
+        before = algorithm.replay_buffer
+        changed = without_constructor(ReplayBuffer, **{**vars(before), **change})
+        (tmp_path / "buffer.pkl").write_bytes(pickle.dumps(changed))
+        with pytest.raises(ModelFileError, match=r"buffer\.pkl"):
+            algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
+        assert algorithm.replay_buffer is before
+
+
+class OwnBuffer(ReplayBuffer):
+    pass
+
+
+def test_normalisation_comes_back_without_trust(tmp_path):
+    for space in (spaces.Box(-10, 10, (3,)), DICTS):
+        env = VecNormalize(
+            DummyVecEnv([lambda space=space: LineEnv(space)]), norm_obs_keys=["position"] if space is DICTS else None
+        )
+        env.reset()
+        env.step(np.zeros((1, 1), np.float32))
+        env.save(str(tmp_path / "statistics.pkl"))
+        loaded = load_vecnormalize(tmp_path / "statistics.pkl", DummyVecEnv([lambda space=space: LineEnv(space)]))
+        assert equal(loaded.obs_rms, env.obs_rms)
+        assert equal(loaded.ret_rms, env.ret_rms)
+        loaded.reset()
+        loaded.step(np.zeros((1, 1), np.float32))
+
+
+def test_sb3s_policy_files_are_read_too(tmp_path):
+    theirs = model(cls=TD3).policy
+    theirs.save(tmp_path / "policy.pth")
+    np.testing.assert_array_equal(
+        TD3XPolicy.load(tmp_path / "policy.pth").predict(OBSERVATIONS)[0], theirs.predict(OBSERVATIONS)[0]
+    )
+
+
+def test_containers_keep_their_kind(tmp_path):
+    algorithm = model()
+    algorithm.ep_info_buffer = deque([OrderedDict(r=1.0)], maxlen=3)
+    algorithm.save(tmp_path / "model")
+    assert equal(TD3X.load(tmp_path / "model").ep_info_buffer, algorithm.ep_info_buffer)

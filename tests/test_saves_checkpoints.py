@@ -1,0 +1,97 @@
+"""Checkpoints are made when promised, and hold all of the run."""
+
+import numpy as np
+import pytest
+from stable_baselines3.common.callbacks import (
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
+from stable_baselines3.common.noise import NormalActionNoise
+
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from tests.resuming import STEPS, assert_same_run, seeded
+from tests.tools import model
+
+
+class TestTheReplayBuffer:
+    """Its transitions are written once, so a save has to know which of them it still holds."""
+
+    def assert_saved(self, learner, tmp_path):
+        buffer, saved = learner.replay_buffer, resume_run(tmp_path, seeded()).replay_buffer
+        assert (buffer.pos, buffer.full) == (saved.pos, saved.full)
+        for name in ("observations", "actions", "rewards"):
+            assert np.array_equal(getattr(buffer, name)[: buffer.size()], getattr(saved, name)[: buffer.size()]), name
+
+    @pytest.mark.parametrize("more", [30, 100, 130, 150, 300])
+    def test_is_saved_whole_however_much_of_it_is_new(self, more, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(150)
+        save_run(learner, tmp_path)
+        learner.learn(more, reset_num_timesteps=False)
+        save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+    @pytest.mark.parametrize("steps", [110, 150, 180, 200, 280])
+    def test_holds_nothing_of_an_abandoned_future(self, steps, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(100)
+        save_run(learner, tmp_path)
+        save_run(learner.learn(80, reset_num_timesteps=False), tmp_path)
+        again = resume_run(tmp_path, seeded(), checkpoint=100)
+        again.action_noise = NormalActionNoise(np.zeros(1), np.full(1, 0.7))  # another future
+        again.learn(steps, resume=True)
+        save_run(again, tmp_path)
+        self.assert_saved(again, tmp_path)
+
+    def test_that_a_user_has_filled_is_saved_as_it_is(self, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(100)
+        save_run(learner, tmp_path)
+        learner.replay_buffer.rewards[:] = 7
+        learner.learn(100, reset_num_timesteps=True)
+        learner.replay_buffer.rewards[:] = 8
+        save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+
+class TestWhenItSaves:
+    def steps(self, tmp_path):
+        return [one.steps for one in Store(tmp_path).checkpoints()]
+
+    def test_waits_for_the_end_of_the_episode_but_not_for_ever(self, tmp_path):
+        model(seeded()).learn(50, TD3XCheckpointCallback(15, tmp_path / "short", keep_last=9))
+        assert self.steps(tmp_path / "short") == [0, 20, 40, 50]
+        model(seeded(length=1000)).learn(50, TD3XCheckpointCallback(15, tmp_path / "long", keep_last=9))
+        assert self.steps(tmp_path / "long") == [0, 30, 50]
+
+    def test_inside_an_event_callback_it_says_that_it_could_not(self, tmp_path):
+        with pytest.raises(ValueError, match="inside EveryNTimesteps: give TD3XCheckpointCallback to learn itself"):
+            model(seeded()).learn(50, EveryNTimesteps(10, TD3XCheckpointCallback(1, tmp_path)))
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5])
+    def test_refuses_to_keep_none(self, number, tmp_path):
+        with pytest.raises(ValueError, match="keep_last"):
+            save_run(model(seeded()), tmp_path, keep_last=number)
+        with pytest.raises(ValueError, match="keep_last"):
+            TD3XCheckpointCallback(1, tmp_path, keep_last=number)
+
+    def test_keeps_the_last_ones(self, tmp_path):
+        model(seeded()).learn(100, TD3XCheckpointCallback(20, tmp_path))
+        assert self.steps(tmp_path) == [80, 100]
+
+    def test_a_callback_that_ends_training_leaves_the_last_whole_state(self, tmp_path):
+        model(seeded()).learn(100, [StopTrainingOnMaxEpisodes(3), TD3XCheckpointCallback(20, tmp_path)])
+        assert self.steps(tmp_path) == [20, 40]
+
+    def test_saving_does_not_change_the_run(self, tmp_path):
+        saved = model(seeded(), seed=1).learn(STEPS, TD3XCheckpointCallback(20, tmp_path))
+        assert_same_run(saved, model(seeded(), seed=1).learn(STEPS))
+
+    def test_without_a_buffer_learning_waits_until_there_is_one_again(self, tmp_path):
+        model(seeded(), learning_starts=30).learn(60, TD3XCheckpointCallback(20, tmp_path, save_replay_buffer=False))
+        resumed = resume_run(tmp_path, seeded())
+        with pytest.warns(UserWarning, match="the replay buffer"):
+            resumed.learn(80, resume=True)
+        assert resumed._n_updates == 30  # none since
+
+    def test_a_finished_run_can_be_extended(self, tmp_path):
+        model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
+        assert Store(tmp_path).checkpoints()[-1].is_finished
+        assert resume_run(tmp_path, seeded()).learn(90, resume=True).num_timesteps == 90

@@ -1,12 +1,13 @@
 """The tables and the picture of docs/strength.md, from all runs in ``results/returns``."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from results import RETURNS, read
+from results import ACTORS, RETURNS, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
@@ -123,6 +124,21 @@ def others_table(found: Runs) -> str:
     return "\n".join(lines)
 
 
+def actors_table() -> str:
+    """What each actor of a run scores on fresh episodes, as Markdown."""
+    names = ("live", "best by evaluations", "best by training episodes")
+    lines = [f"| run | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for path in sorted(ACTORS.glob("*.json")):
+        facts = json.loads(path.read_text())
+        cells = [_mean_and_spread(facts["returns"].get(name)) for name in names]
+        lines.append(f"| {facts['env']}, seed {facts['seed']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean_and_spread(returns: list[float] | None) -> str:
+    return "-" if returns is None else f"{np.mean(returns):.0f} ± {np.std(returns):.0f}"
+
+
 def draw(found: Runs, out: Path) -> None:
     """Learning curves over steps (above) and over minutes (below), one column per environment that has runs."""
     environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in METHODS)]
@@ -150,5 +166,6 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     draw(found, picture)
     fill(page, "results table", results_table(found))
     fill(page, "runs table", runs_table(found))
+    fill(page, "actors table", actors_table())
     fill(page, "screening table", screening_table(found))
     fill(page, "others table", others_table(found))

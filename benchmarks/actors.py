@@ -1,0 +1,66 @@
+"""
+Score the actors that runs return, on episodes that neither training nor its evaluations have seen.
+
+There are up to three: the actor that learned, the best by evaluations (SB3's ``best_model.zip``) and, where the run kept it
+(``best_actor_window``), the best by its training episodes. Writes one JSON of returns per run.
+Usage: ``python benchmarks/actors.py runs/td3x_default_HopperBulletEnv-v0_s0 ...``
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch as th
+from results import ACTORS, versions
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_td3x import TD3X
+from sb3_td3x.playing import open_evaluation_env
+from sb3_td3x.rundir import RunDir
+
+EPISODES = 100
+SEED = 1_000  # as for `td3x eval`; evaluations during training have the run's
+
+
+def actors(run: RunDir) -> Iterator[tuple[str, BaseAlgorithm]]:
+    live = TD3X.load(run.last_model, device="cpu", buffer_size=1)
+    yield "live", live
+    yield "best by evaluations", TD3X.load(run.best_model, device="cpu", buffer_size=1)
+    if live.best_actor is not None:
+        live.predict_with = "best"
+        yield "best by training episodes", live
+
+
+def returns(run: RunDir, actor: BaseAlgorithm) -> list[float]:
+    """Of ``EPISODES`` episodes, the same ones for every actor."""
+    env = open_evaluation_env(run, SEED)
+    try:
+        each, _ = evaluate_policy(actor, env, EPISODES, return_episode_rewards=True)
+    finally:
+        env.close()
+    return [round(one, 3) for one in each]  # type: ignore[union-attr]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs of one thread each")
+    th.set_num_threads(1)
+    ACTORS.mkdir(parents=True, exist_ok=True)
+    for folder in parser.parse_args().runs:
+        run = RunDir.open(folder)
+        facts = {
+            "env": run.env_id,
+            "seed": run.arguments()["seed"],
+            "episodes_seed": SEED,
+            "returns": {name: returns(run, actor) for name, actor in actors(run)},
+            "versions": versions(),
+        }
+        path = ACTORS / f"{folder.name}.json"
+        path.write_text(json.dumps(facts, indent=1))
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

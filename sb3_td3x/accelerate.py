@@ -3,6 +3,7 @@ The fast paths: the functions of ``update.py`` recorded once as one program of t
 by Inductor or captured as a CUDA graph. There is no mathematics in here.
 """
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 from stable_baselines3.td3.policies import TD3Policy
@@ -82,7 +84,13 @@ def _obstacle(path: str, policy: TD3Policy) -> str | None:
 
 
 def _has_compiler() -> bool:
-    return shutil.which(os.environ.get("CXX", "g++")) is not None  # as Inductor looks for it
+    return _is_found(os.environ.get("CXX", "g++"), os.environ.get("PATH"))  # as Inductor looks for it
+
+
+@functools.cache
+def _is_found(command: str, path: str | None) -> bool:
+    """Cached, because it is asked before every series of updates and PATH may be long."""
+    return shutil.which(command, path=path) is not None
 
 
 class FastUpdate:
@@ -286,6 +294,15 @@ class Accelerated(OffPolicyAlgorithm):
     update_path: str | None  # what "auto" chose for this run
     _maker: tuple[tuple[Any, ...], update.Update] | None = None  # built when first needed, never saved
 
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
+    ) -> tuple[int, BaseCallback]:
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
+        if reset_num_timesteps:
+            self.update_path = None
+        self._choose_path(self._updates_ahead())
+        return result
+
     def _updates_ahead(self) -> float:
         """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
         steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
@@ -304,6 +321,7 @@ class Accelerated(OffPolicyAlgorithm):
     def _update_maker(self) -> update.Update:
         """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
         path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
+        one_of("precision", self.precision, precision.PRECISIONS)
         chosen = (path, self.precision, self.policy)
         if self._maker is None or self._maker[0] != chosen:
             plain = path == "plain"

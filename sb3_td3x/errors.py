@@ -24,11 +24,8 @@ class NonFiniteError(ValueError):
         self.tensor = tensor
         self.when = when
 
-    def __reduce__(
-        self,
-    ) -> tuple[
-        type["NonFiniteError"], tuple[str, str]
-    ]:  # an exception with its own constructor is pickled by its arguments (SubprocVecEnv, Ray)
+    # An exception with its own constructor is pickled by its arguments (SubprocVecEnv, Ray)
+    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:
         return type(self), (self.tensor, self.when)
 
 

@@ -21,10 +21,12 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
     normalization = model.get_vec_normalize_env()
     if normalization is None:
         return
-    statistics = normalization.obs_rms
-    for one in statistics.values() if isinstance(statistics, dict) else [statistics]:
-        if not (np.isfinite(one.mean).all() and np.isfinite(one.var).all()):
-            return
+    statistics = [normalization.ret_rms]
+    if normalization.norm_obs:
+        of_observations = normalization.obs_rms
+        statistics += of_observations.values() if isinstance(of_observations, dict) else [of_observations]
+    if not all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in statistics):
+        return
     beside = path.with_suffix(".partial")
     normalization.save(str(beside))
     beside.replace(path)

@@ -12,7 +12,7 @@ from sb3_td3x.settings import real, whole
 
 LearningStarts = int | Literal["auto"]
 
-AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, the paper authors' ratio for most tasks
+AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, the ratio of the texts that teach TD3
 AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
 
 
@@ -25,7 +25,7 @@ def resolve_action_noise(
     :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to
         [-1, 1], independent per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is kept
     :param action_space: the noise must have its shape
-    :param n_envs: noise saved for another number of environments is unwrapped; SB3 wraps it again in ``learn``
+    :param n_envs: several environments have a copy of the noise each
     :raises ValueError: for negative noise or noise of another shape than one action
     """
     if action_noise is None:
@@ -37,12 +37,13 @@ def resolve_action_noise(
         if std == 0:
             return None
         kind = NormalActionNoise if action_space.shape else ScalarActionNoise
-        return kind(np.zeros(action_space.shape), np.full(action_space.shape, std))
-    if isinstance(action_noise, VectorizedActionNoise):
-        check_noise_shape(action_noise.base_noise, action_space)
-        return action_noise if len(action_noise.noises) == n_envs > 1 else action_noise.base_noise
-    check_noise_shape(action_noise, action_space)
-    return action_noise
+        action_noise = kind(np.zeros(action_space.shape), np.full(action_space.shape, std))
+    copies = action_noise if isinstance(action_noise, VectorizedActionNoise) else None
+    base = action_noise if copies is None else copies.base_noise
+    check_noise_shape(base, action_space)
+    if copies is not None and len(copies.noises) == n_envs > 1:
+        return copies
+    return VectorizedActionNoise(base, n_envs) if n_envs > 1 else base
 
 
 def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
@@ -81,10 +82,15 @@ class ScalarActionNoise(NormalActionNoise):
 
 def check_action_bounds(action_space: spaces.Box) -> None:
     """
-    Actions are scaled from their bounds to [-1, 1], which needs some width.
+    Actions are scaled from their bounds to [-1, 1], which needs some width, and to numbers in between.
 
-    :raises ValueError: for a dimension whose bounds are equal, reversed, or further apart than its type can hold
+    :raises ValueError: for whole numbers, or bounds that are equal, reversed, or further apart than their type can hold
     """
+    if action_space.dtype.kind != "f":
+        raise ValueError(
+            f"actions must be real numbers, but the action space is of {action_space.dtype}: wrap the environment with "
+            "gymnasium.wrappers.TransformAction, which rounds them"
+        )
     with np.errstate(over="ignore"):
         width = action_space.high - action_space.low
     if not (np.isfinite(width).all() and (width > 0).all()):

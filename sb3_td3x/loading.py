@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file, open_path, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv, TensorDict
@@ -18,7 +19,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_td3x import policies, prioritized, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import LearningStarts
-from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, stored_transitions
+from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, cut, stored_transitions
 from sb3_td3x.serialization import fields, modelfile, parameters
 from sb3_td3x.serialization.pickled import read_buffer
 
@@ -85,7 +86,7 @@ class Loadable(OffPolicyAlgorithm):
                 _require_size(file, saved, n_quantiles)
         if "replay_buffer_class" in kwargs:
             kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
-        elif "n_steps" in kwargs:
+        elif {"n_steps", "prioritization"} & kwargs.keys():
             kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", True))
         request = kwargs.pop("learning_starts", None)
         # SB3's zips hold a number alone: that is what the program did, whatever today's default is
@@ -166,24 +167,33 @@ class Loadable(OffPolicyAlgorithm):
         Load a replay buffer saved with ``save_replay_buffer``.
 
         :param path: the file
-        :param truncate_last_traj: end a ``HerReplayBuffer``'s last, unfinished episode where it was cut
+        :param truncate_last_traj: end the unfinished episodes where the buffer ends
         :param trust: read the file as SB3 does, which runs whatever code it holds
         :raises UntrustedModelError: without ``trust``, for a buffer of a class that is not known or with foreign objects
         :raises ModelFileError: for a damaged file
-        :raises ValueError: for a buffer of another number of environments, other spaces or other n-step returns.
-            After any error the model has the buffer that it had
+        :raises ValueError: for a buffer of another number of environments, other spaces, other n-step returns, or priorities
+            that do not go with ``prioritization``. After any error the model has the buffer that it had
         """
         loaded = read_buffer(path, trust)
         n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
         check_fits(loaded, self.n_envs, n_steps, self.observation_space, self.action_space)
+        prioritized.checked(self.prioritization, type(loaded))
         if isinstance(loaded, HerReplayBuffer):
             if self.env is None:
                 raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
             loaded.set_env(self.env)
-            if truncate_last_traj:
-                loaded.truncate_last_trajectory()
+        if truncate_last_traj:
+            cut(loaded)
         loaded.device = self.device
         self.replay_buffer = loaded
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        result = super()._setup_learn(*args, **kwargs)
+        # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
+        self._is_refilling = self.num_timesteps > 0
+        if self._must_refill() and self.num_timesteps >= int(self.learning_starts):
+            self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
+        return result
 
     def _updates_start_at(self) -> int:
         """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""

@@ -92,13 +92,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 def checked(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
     """
     :param buffer_class: of the model's replay buffer
-    :raises ValueError: for another word, or ``"lap"`` with a buffer that has no priorities
+    :raises ValueError: for another word, ``"lap"`` with a buffer that has no priorities, or one that has them without it
     """
-    if prioritization is None:
-        return None
-    one_of("prioritization", prioritization, PRIORITIZATIONS)
-    if prioritization == "lap" and not issubclass(buffer_class, PrioritizedReplayBuffer):
+    if prioritization is not None:
+        one_of("prioritization", prioritization, PRIORITIZATIONS)
+    has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
+    if prioritization == "lap" and not has_priorities:
         raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}: {INSTEAD}')
+    if prioritization != "lap" and has_priorities:
+        raise ValueError(f'a PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}')
     return prioritization
 
 

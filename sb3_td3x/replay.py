@@ -1,5 +1,6 @@
 """What SB3's replay buffers lack: knowing when they do not fit the model, and when a transition must not enter."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -40,6 +42,28 @@ def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | 
 
 def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
     return th.as_tensor(array, device=device)
+
+
+def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
+    """
+    End the episodes that were not at their end and will not go on, as if cut by a time limit.
+
+    Otherwise n-step returns would be summed, goals relabelled, and observations taken across the cut.
+
+    :param envs: ``(n_envs,)``, whose episodes will not go on; ``None`` for all
+    """
+    looks_ahead = buffer.optimize_memory_usage or isinstance(buffer, (HerReplayBuffer, NStepReplayBuffer))
+    if not looks_ahead or buffer.size() == 0:
+        return
+    is_cut = (buffer.dones[buffer.pos - 1] == 0) & (True if envs is None else envs)
+    if isinstance(buffer, HerReplayBuffer):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an episode that might go on
+            buffer.truncate_last_trajectory()
+    elif buffer.optimize_memory_usage:
+        buffer.dones[buffer.pos - 1, is_cut] = 1  # the next observation will be another episode's (SB3 issue #46)
+    else:
+        buffer.timeouts[buffer.pos - 1, is_cut] = 1
 
 
 class DeviceReplayBuffer(ReplayBuffer):

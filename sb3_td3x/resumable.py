@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_td3x.errors import EnvironmentDiedError
+from sb3_td3x.replay import cut
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 
@@ -72,6 +73,8 @@ class Resumable(OffPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
+        if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
+            cut(self.replay_buffer)  # SB3 resets the environments
         noise = copy.deepcopy(self.action_noise)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         on_continue, self._on_continue = self._on_continue, None

@@ -119,9 +119,20 @@ class ReturnsBest(Loadable):
 
     actor: Actor
     best_actor_window: int | None
-    predict_with: str
     _acting: bool  # while `learn` chooses actions, always with the actor that learns
     _best: BestActor | None = None
+
+    @property
+    def predict_with(self) -> str:
+        """``"live"``, or ``"best"``, which needs evidence or a window to gather it by."""
+        return self.__dict__["predict_with"]
+
+    @predict_with.setter
+    def predict_with(self, choice: str) -> None:
+        settings.one_of("predict_with", choice, CHOICES)
+        if choice == "best" and self.best_actor_window is None and self._best is None:
+            raise ValueError('predict_with="best" needs best_actor_window, the number of episodes to judge an actor by')
+        self.__dict__["predict_with"] = choice
 
     @property
     def best_actor(self) -> Actor | None:
@@ -144,7 +155,6 @@ class ReturnsBest(Loadable):
     @property
     def predictor(self) -> BasePolicy:
         """What ``predict`` asks: ``best_actor`` if ``predict_with`` says so and there is one, else the policy."""
-        settings.one_of("predict_with", self.predict_with, CHOICES)
         if self.predict_with == "best" and not self._acting and self.best_actor is not None:
             return self.best_actor
         return self.policy
@@ -162,8 +172,6 @@ class ReturnsBest(Loadable):
         settings.one_of("predict_with", self.predict_with, CHOICES)
         if self.best_actor_window is not None:
             self.best_actor_window = settings.whole("best_actor_window", self.best_actor_window, minimum=1)
-        elif self.predict_with == "best":
-            raise ValueError('predict_with="best" needs best_actor_window, the number of episodes to judge an actor by')
         super()._setup_model()
 
     def _setup_learn(
@@ -203,3 +211,4 @@ class ReturnsBest(Loadable):
                 best = BestActor(self.n_envs)
                 best.set_state(state, self.actor)
             self._best = best
+        self.predict_with = self.predict_with  # checked, now that it is known what the file holds

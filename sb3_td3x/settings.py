@@ -1,4 +1,4 @@
-"""The numbers a user may set: which are whole, and their ranges. Each is declared and checked here only."""
+"""The numbers a user may set: which are whole, and their ranges; exploration's are checked in ``exploration.py``."""
 
 import math
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def checked_drop(drop: Any, n_quantiles: int) -> int:
     if n_quantiles == 1:
         return 0
     if drop >= n_quantiles:
-        raise ValueError(f"top_quantiles_to_drop_per_net must be below n_quantiles ({n_quantiles}), not {drop}")
+        raise ValueError(f"top_quantiles_to_drop_per_net ({drop}; 2 unless given) must be below n_quantiles ({n_quantiles})")
     return drop
 
 

@@ -31,6 +31,7 @@ from sb3_td3x.update import UpdateSettings
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
+# Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
 class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
@@ -150,7 +151,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             gamma,
             train_freq,
             gradient_steps,
-            action_noise=action_noise,  # an ActionNoise from _setup_model on
+            action_noise=action_noise,
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
             optimize_memory_usage=optimize_memory_usage,
@@ -215,6 +216,17 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         self.__dict__["learning_starts"] = resolve_learning_starts(request, total_timesteps)
         self._learning_starts_request = request
 
+    @property
+    def action_noise(self) -> ActionNoise | None:
+        """The exploration noise. Setting it, at any time, takes what the constructor takes."""
+        return self.__dict__["action_noise"]
+
+    @action_noise.setter
+    def action_noise(self, noise: ActionNoise | float | None) -> None:
+        if hasattr(self, "action_space"):  # not while `load` calls the constructor
+            noise = resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self.__dict__["action_noise"] = noise
+
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
         for name in settings.CHECKED:
@@ -229,7 +241,8 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         if self.qf_learning_rate is not None:
             self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
         self.max_grad_norm = settings.checked_norm(self.max_grad_norm)
-        self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self.action_noise = self.action_noise  # checked, now that a loaded model has its action space too
+        self.overlap = settings.switch("overlap", self.overlap)
         self._choose_replay_buffer_class()
         given, self.policy_kwargs = self.policy_kwargs, arguments(self.policy_class, self.policy_kwargs, self.n_quantiles)
         super()._setup_model()
@@ -250,23 +263,23 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        if reset_num_timesteps:
+        if reset_num_timesteps or self.num_timesteps == 0:
             self._request_learning_starts(self._learning_starts_request, total_timesteps)
-        self.action_noise = resolve_action_noise(self.action_noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self.train_freq = settings.checked_train_freq(self.train_freq)
+        self._convert_train_freq()
+        self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
         self._start_overlapping()
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
         if isinstance(self.policy, TD3XPolicy):
             self.policy.look_for_modes()
-        if reset_num_timesteps:
-            self.update_path = None
-        self._choose_path(self._updates_ahead())
-        # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
-        self._is_refilling = self.num_timesteps > 0
-        if self._must_refill() and self.num_timesteps >= self.learning_starts:
-            self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
         return result
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """Not below 0, as SB3's is where the last rollout goes past the end: a schedule may be negative there."""
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
     def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,

@@ -16,11 +16,12 @@ import torch as th
 import yaml
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, NonFiniteError, cli, experiment, playing, scores
+from sb3_td3x import TD3X, NonFiniteError, cli, experiment, load_vecnormalize, playing, scores
 from sb3_td3x.curves import draw
+from sb3_td3x.evaluation import save_normalization
 from sb3_td3x.rundir import RunDir
 from tests.tools import LineEnv, model
 
@@ -144,6 +145,17 @@ class TestTrain:
         assert np.isfinite(env.obs_rms.mean).all()
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
         env.close()
+
+    @pytest.mark.parametrize("norm_obs", [True, False])
+    def test_statistics_are_written_unless_a_nan_has_spoilt_them(self, norm_obs, tmp_path):
+        env = VecNormalize(DummyVecEnv([LineEnv]), norm_obs=norm_obs)
+        learner = model(env).learn(20)
+        save_normalization(learner, tmp_path / "vecnormalize.pkl")
+        good = (tmp_path / "vecnormalize.pkl").read_bytes()
+        env.ret_rms.var = np.nan
+        save_normalization(learner, tmp_path / "vecnormalize.pkl")
+        assert (tmp_path / "vecnormalize.pkl").read_bytes() == good
+        assert load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv])).norm_obs == norm_obs
 
     def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"

@@ -126,6 +126,28 @@ def test_a_train_freq_that_cannot_be_is_refused(train_freq):
         model(train_freq=train_freq)
 
 
+def test_a_train_freq_set_on_a_model_is_that_of_the_next_run():
+    algorithm = model(gradient_steps=1).learn(40)
+    algorithm.train_freq = 4
+    assert algorithm.learn(40)._n_updates == 30 + 8  # after steps 12, 16, ..., 40: the warm-up takes 10
+    algorithm.train_freq = 0
+    with pytest.raises(ValueError, match="train_freq must be at least 1"):
+        algorithm.learn(40)
+
+
+@pytest.mark.parametrize(("name", "bad"), [("precision", "fp16"), ("accelerate", "fast")])
+def test_a_word_that_is_none_set_on_a_model_is_refused(name, bad):
+    algorithm = model().learn(20)
+    setattr(algorithm, name, bad)
+    with pytest.raises(ValueError, match=f"{name} must be one of"):
+        algorithm.learn(20)
+
+
+def test_overlap_is_a_switch():
+    with pytest.raises(ValueError, match="overlap must be True or False"):
+        model(overlap="no")
+
+
 def test_n_critics_below_1_is_refused():
     with pytest.raises(ValueError, match="n_critics"):
         model(policy_kwargs={"net_arch": [8], "n_critics": 0})

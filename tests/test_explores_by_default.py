@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -60,6 +61,36 @@ def test_noise_has_the_shape_of_an_action(shape):
     assert algorithm.action_noise().shape == shape
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_number_may_be_set_while_learning(count):
+    class Decays(BaseCallback):
+        def _on_step(self):
+            self.model.action_noise = 0.0 if self.num_timesteps > 30 else 0.5
+            return True
+
+    algorithm = model(DummyVecEnv([LineEnv] * count), action_noise=None, learning_starts=0, gradient_steps=0)
+    buffer = algorithm.learn(60, Decays()).replay_buffer
+    greedy = [algorithm.predict(observation)[0] for observation in buffer.observations[: buffer.pos]]
+    noise = np.abs(buffer.actions[: buffer.pos] - greedy)[..., 0]
+    assert noise[0].max() < 1e-6
+    assert noise[1 : 30 // count].std(axis=0).min() > 0.1
+    assert len(np.unique(noise[2])) == count  # each environment has its own
+    assert noise[30 // count + 1 :].max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, bool])
+def test_whole_numbers_as_actions_are_refused(kind):
+    with pytest.raises(ValueError, match=r"actions must be real numbers.*TransformAction"):
+        model(LineEnv(action_space=spaces.Box(0, 1 if kind is bool else 10, (2,), dtype=kind)))
+
+
+def test_warm_up_follows_the_first_of_many_short_runs():
+    algorithm = model(learning_starts="auto", gradient_steps=0)
+    for _ in range(2):
+        algorithm.learn(6000, reset_num_timesteps=False)
+        assert algorithm.learning_starts == 120
+
+
 def test_a_number_may_be_set_on_a_model_or_at_load(tmp_path):
     algorithm = model()
     algorithm.action_noise = 0.05
@@ -84,6 +115,7 @@ class TestAutomaticLearningStarts:
         algorithm = model(learning_starts="auto")
         algorithm._setup_learn(20_000)
         assert algorithm.learning_starts == 400
+        algorithm.num_timesteps = 20_000
         algorithm._setup_learn(1_000, reset_num_timesteps=False)
         assert algorithm.learning_starts == 400
         algorithm.save(tmp_path / "model")

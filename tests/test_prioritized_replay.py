@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
 from sb3_td3x import TD3X, accelerate, rule, update
@@ -199,6 +199,33 @@ class TestAlgorithm:
     def test_lap_needs_a_buffer_with_priorities(self, cls):
         with pytest.raises(ValueError, match=r"needs a PrioritizedReplayBuffer, not .*pal"):
             model(prioritization="lap", replay_buffer_class=cls)
+
+    @pytest.mark.parametrize("prioritization", [None, "pal"])
+    def test_a_buffer_with_priorities_needs_lap(self, prioritization, tmp_path):
+        said = f'PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}'
+        with pytest.raises(ValueError, match=said):
+            model(prioritization=prioritization, replay_buffer_class=PrioritizedReplayBuffer)
+        lap = model(prioritization="lap").learn(20)
+        lap.save_replay_buffer(tmp_path / "buffer")
+        other = model(prioritization=prioritization)
+        before = other.replay_buffer
+        with pytest.raises(ValueError, match=said):
+            other.load_replay_buffer(tmp_path / "buffer")
+        assert other.replay_buffer is before
+        lap.prioritization = prioritization
+        with pytest.raises(ValueError, match=said):
+            lap.learn(5, reset_num_timesteps=False)
+
+    def test_a_buffer_without_priorities_is_not_loaded_for_lap(self, tmp_path):
+        model().learn(20).save_replay_buffer(tmp_path / "buffer")
+        with pytest.raises(ValueError, match="needs a PrioritizedReplayBuffer"):
+            model(prioritization="lap").load_replay_buffer(tmp_path / "buffer")
+
+    @pytest.mark.parametrize("cls", [TD3, TD3X])
+    def test_lap_asked_for_at_load_brings_its_buffer(self, cls, tmp_path):
+        model(cls=cls).learn(20).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), prioritization="lap").learn(20)
+        assert type(loaded.replay_buffer) is PrioritizedReplayBuffer
 
     def test_set_on_a_model_without_priorities_it_is_refused(self):
         algorithm = model().learn(20)

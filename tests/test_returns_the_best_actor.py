@@ -124,9 +124,21 @@ def test_predict_follows_the_switch_and_evaluations_with_it():
     assert np.array_equal(algorithm.predict(OBSERVATIONS, deterministic=True)[0], best)
     env.unwrapped.reset(seed=3)
     assert evaluate_policy(algorithm.best_actor, env, 2)[0] == scores["best"] != scores["live"]
-    algorithm.predict_with = "worst"
     with pytest.raises(ValueError, match="predict_with must be one of live, best"):
-        algorithm.predict(OBSERVATIONS)
+        algorithm.predict_with = "worst"
+    assert algorithm.predict_with == "best"
+
+
+@pytest.mark.parametrize("steps", [20, 120])
+def test_without_a_window_a_model_predicts_with_what_it_has_found(steps, tmp_path):
+    with pytest.raises(ValueError, match="best_actor_window"):
+        model().predict_with = "best"
+    algorithm = trained(steps=steps, predict_with="best")
+    assert (algorithm.best_actor is None) == (steps == 20)
+    algorithm.best_actor_window = None  # no more evidence
+    algorithm.save(tmp_path / "model")
+    expected = algorithm.predict(OBSERVATIONS)[0]
+    assert np.array_equal(TD3X.load(tmp_path / "model").predict(OBSERVATIONS)[0], expected)
 
 
 def test_an_eval_callback_measures_it_and_its_best_model_acts_with_it(tmp_path):

@@ -1,5 +1,6 @@
 """What goes wrong in SB3 2.9's TD3 after loading, with other environments or with a NaN, goes right here."""
 
+import itertools
 import pickle
 import random
 import warnings
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import TD3
+from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -166,6 +167,94 @@ class TestGoingOnWithoutTheReplayBuffer:
         updates = loaded._n_updates
         loaded.learn(25, reset_num_timesteps=False)
         assert loaded._n_updates == updates + 6
+
+
+class CountingEnv(LineEnv):
+    """Observes which episode of all this is and its step in it; the reward is the step's number."""
+
+    episodes = itertools.count()
+
+    def __init__(self, observation_space=None):
+        super().__init__(observation_space or spaces.Box(0, 1e6, (2,)))
+
+    def reset(self, **kwargs):
+        self.episode = next(self.episodes)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(self.time), terminated, truncated, info
+
+    def _observe(self, space):
+        return np.array([self.episode, self.time], np.float32)
+
+
+class CountingGoalEnv(CountingEnv):
+    def __init__(self):
+        keys = ("observation", "achieved_goal", "desired_goal")
+        super().__init__(spaces.Dict({key: spaces.Box(0, 1e6, (2,)) for key in keys}))
+
+    def _observe(self, space):
+        return dict.fromkeys(space, super()._observe(space))
+
+    def compute_reward(self, achieved, desired, info):
+        return np.zeros(len(achieved))
+
+
+class TestAnEpisodeThatDoesNotGoOn:
+    """Environments are reset where ``learn`` begins anew or goes on with a loaded model."""
+
+    def again(self, algorithm, tmp_path):
+        return algorithm.learn(15)
+
+    def with_other_environments(self, algorithm, tmp_path):
+        algorithm.set_env(type(algorithm.env.envs[0].unwrapped)())
+        return algorithm.learn(15, reset_num_timesteps=False)
+
+    def loaded(self, algorithm, tmp_path):
+        algorithm.save(tmp_path / "model"), algorithm.save_replay_buffer(tmp_path / "buffer")
+        loaded = TD3X.load(tmp_path / "model", env=type(algorithm.env.envs[0].unwrapped)())
+        loaded.load_replay_buffer(tmp_path / "buffer")
+        return loaded.learn(15, reset_num_timesteps=False)
+
+    @pytest.fixture(params=[again, with_other_environments, loaded])
+    def go_on(self, request, tmp_path):
+        return lambda algorithm: request.param(self, algorithm, tmp_path)
+
+    def test_ends_n_step_returns(self, go_on):
+        buffer = go_on(model(CountingEnv(), n_steps=3, gamma=1.0).learn(15)).replay_buffer
+        batch = buffer._get_samples(np.array([11, 13, 14]), env=None)
+        assert batch.rewards.flatten().tolist() == [12 + 13 + 14, 14 + 15, 15]
+        assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
+        assert batch.dones.flatten().tolist() == [0, 0, 0]  # as a time limit: the value of what comes next counts
+
+    def test_gives_no_goals_to_the_next_one(self, go_on):
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
+            algorithm = go_on(model(CountingGoalEnv(), **settings).learn(30))
+        batch = algorithm.replay_buffer.sample(500)
+        same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
+        assert same.all()
+
+    def test_goes_on_where_it_goes_on(self):
+        algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)
+        assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15 + 16
+
+
+@pytest.mark.parametrize("own_rate", [False, True])
+def test_a_schedule_ends_at_its_end_where_the_last_rollout_goes_past_it(own_rate):
+    seen = []
+
+    def schedule(progress):
+        seen.append(progress)
+        return 1e-3 * progress
+
+    rates = {"qf_learning_rate": schedule} if own_rate else {"learning_rate": schedule}
+    algorithm = model(train_freq=40, gradient_steps=1, **rates).learn(100)
+    assert algorithm.num_timesteps == 120
+    assert min(seen) == 0
+    assert algorithm.critic.optimizer.param_groups[0]["lr"] == 0
 
 
 class TestNoiseOfTheWrongSize:

@@ -117,22 +117,6 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray], is_complete: b
         array[: len(value)] = value
 
 
-def cut(buffer: ReplayBuffer, open_envs: np.ndarray) -> None:
-    """
-    End the episodes that will not go on, as if cut by a time limit.
-
-    :param open_envs: ``(n_envs,)``, which environments are inside an episode
-    """
-    if not open_envs.any() or buffer.size() == 0:
-        return
-    if isinstance(buffer, HerReplayBuffer):
-        buffer.truncate_last_trajectory()
-    elif buffer.optimize_memory_usage:
-        buffer.dones[buffer.pos - 1, open_envs] = 1  # the next observation will be another episode's (SB3 issue #46)
-    elif isinstance(buffer, NStepReplayBuffer):
-        buffer.timeouts[buffer.pos - 1, open_envs] = 1  # returns must not be summed across the cut
-
-
 def _kind(buffer: ReplayBuffer) -> dict[str, Any]:
     memory = _memory(buffer)
     return {

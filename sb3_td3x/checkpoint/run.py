@@ -22,6 +22,7 @@ from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
+from sb3_td3x.replay import cut
 from sb3_td3x.resumable import Resumable, SelfResumable
 from sb3_td3x.serialization import plain
 from sb3_td3x.settings import whole
@@ -262,7 +263,7 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any]) -> lis
     if normalization is not None:
         model._last_original_obs = normalization.get_original_obs()
         model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
-    replay.cut(model.replay_buffer, ~at_start)
+    cut(model.replay_buffer, ~at_start)
     model._last_episode_starts = np.ones_like(at_start)
     if not at_start.all():
         return ["the episodes that were under way, which are cut here"]

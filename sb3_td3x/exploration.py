@@ -2,11 +2,13 @@
 
 import copy
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_td3x.settings import real, whole
 
@@ -109,3 +111,41 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float | No
     least, most = AUTO_LEARNING_STARTS_RANGE
     share = 0 if total_timesteps is None else AUTO_LEARNING_STARTS_SHARE * total_timesteps
     return int(min(max(share, least), most))
+
+
+class Exploring(OffPolicyAlgorithm):
+    """An off-policy algorithm whose noise may be a number, and whose warm-up may follow the length of the run."""
+
+    _learning_starts_request: LearningStarts
+
+    @property
+    def learning_starts(self) -> int:
+        """Steps with random actions. Setting it makes a new request; ``"auto"`` is resolved when a run starts."""
+        return self.__dict__["learning_starts"]
+
+    @learning_starts.setter
+    def learning_starts(self, request: LearningStarts) -> None:
+        self._request_learning_starts(request, total_timesteps=None)
+
+    def _request_learning_starts(self, request: LearningStarts, total_timesteps: float | None) -> None:
+        # The number keeps SB3's name in the zip, so that SB3's programs read it
+        self.__dict__["learning_starts"] = resolve_learning_starts(request, total_timesteps)
+        self._learning_starts_request = request
+
+    @property
+    def action_noise(self) -> ActionNoise | None:
+        """The exploration noise. Setting it, at any time, takes what the constructor takes."""
+        return self.__dict__["action_noise"]
+
+    @action_noise.setter
+    def action_noise(self, noise: ActionNoise | float | None) -> None:
+        if hasattr(self, "action_space"):  # not while `load` calls the constructor
+            noise = resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        self.__dict__["action_noise"] = noise
+
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
+    ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps or self.num_timesteps == 0:
+            self._request_learning_starts(self._learning_starts_request, total_timesteps)
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file, open_path, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
@@ -18,7 +17,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import policies, prioritized, settings
 from sb3_td3x.errors import ModelFileError
-from sb3_td3x.exploration import LearningStarts
+from sb3_td3x.exploration import Exploring
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, cut, stored_transitions
 from sb3_td3x.serialization import fields, modelfile, parameters
 from sb3_td3x.serialization.pickled import read_buffer
@@ -26,13 +25,12 @@ from sb3_td3x.serialization.pickled import read_buffer
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
 
 
-class Loadable(OffPolicyAlgorithm):
+class Loadable(Exploring):
     """An off-policy algorithm whose ``load`` leaves the random generators alone and explains bad files."""
 
     replay_buffer: ReplayBuffer
     n_steps: int
     prioritization: Literal["lap", "pal"] | None = None
-    learning_starts: LearningStarts  # type: ignore[assignment]
     _replay_buffer_is_automatic = False
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
     _loading = False  # while `load` rebuilds a model: its seed has been used already

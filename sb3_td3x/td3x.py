@@ -18,7 +18,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from sb3_td3x import prioritized, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
-from sb3_td3x.exploration import LearningStarts, check_action_bounds, resolve_action_noise, resolve_learning_starts
+from sb3_td3x.exploration import LearningStarts, check_action_bounds
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments, chosen_quantiles
@@ -31,7 +31,7 @@ from sb3_td3x.update import UpdateSettings
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-# Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
+# Resumable comes before Exportable, whose ReturnsActors needs `_last_episode_starts` before it is renewed
 class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
@@ -87,7 +87,10 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         ``"pal"`` weights them in the loss instead, with any replay buffer. Both give scalar critics Huber loss
     :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
         the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
-    :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
+    :param average_actor_window: keep an exponential mean of the actor's weights over about this many of its updates as
+        ``average_actor``, see ``average_actor.py``. Learning stays the same. ``None`` keeps none
+    :param predict_with: ``"best"`` or ``"average"`` makes ``predict``, and with it evaluations, use that actor as soon as
+        there is one; ``"live"`` is the actor that learns
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -138,7 +141,8 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         max_grad_norm: float | None = None,
         prioritization: Literal["lap", "pal"] | None = None,
         best_actor_window: int | None = None,
-        predict_with: Literal["live", "best"] = "live",
+        average_actor_window: int | None = None,
+        predict_with: Literal["live", "best", "average"] = "live",
     ):
         super().__init__(
             policy,
@@ -174,7 +178,8 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.prioritization = prioritization
-        self.best_actor_window, self.predict_with = best_actor_window, predict_with
+        self.best_actor_window, self.average_actor_window = best_actor_window, average_actor_window
+        self.predict_with = predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -201,31 +206,6 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     @property
     def critic_target(self) -> ContinuousCritic:
         return self.policy.critic_target
-
-    @property
-    def learning_starts(self) -> int:
-        """Steps with random actions. Setting it makes a new request; ``"auto"`` is resolved when a run starts."""
-        return self.__dict__["learning_starts"]
-
-    @learning_starts.setter
-    def learning_starts(self, request: LearningStarts) -> None:
-        self._request_learning_starts(request, total_timesteps=None)
-
-    def _request_learning_starts(self, request: LearningStarts, total_timesteps: float | None) -> None:
-        # The number keeps SB3's name in the zip, so that SB3's programs read it
-        self.__dict__["learning_starts"] = resolve_learning_starts(request, total_timesteps)
-        self._learning_starts_request = request
-
-    @property
-    def action_noise(self) -> ActionNoise | None:
-        """The exploration noise. Setting it, at any time, takes what the constructor takes."""
-        return self.__dict__["action_noise"]
-
-    @action_noise.setter
-    def action_noise(self, noise: ActionNoise | float | None) -> None:
-        if hasattr(self, "action_space"):  # not while `load` calls the constructor
-            noise = resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
-        self.__dict__["action_noise"] = noise
 
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
@@ -263,8 +243,6 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        if reset_num_timesteps or self.num_timesteps == 0:
-            self._request_learning_starts(self._learning_starts_request, total_timesteps)
         self.train_freq = settings.checked_train_freq(self.train_freq)
         self._convert_train_freq()
         self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
@@ -355,6 +333,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
                         self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
         finally:
             self._n_updates = max(self._n_updates, update.last_good)
+        self._average(sum(one.actor is not None for one in losses))
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("critic", "actor"):

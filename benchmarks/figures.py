@@ -53,19 +53,6 @@ def draw_walker(out: Path) -> None:
     figure.savefig(out)
 
 
-def walker_table() -> str:
-    """Scores at some steps, the average of the last 100,000 steps, and the best, as Markdown."""
-    marks = (100_000, 200_000, 300_000, 400_000, 500_000)
-    lines = ["| | " + " | ".join(f"{mark // 1000}k" for mark in marks) + " | mean of the last 100k | best |"]
-    lines.append("|---" * (len(marks) + 3) + "|")
-    for label, (run, _) in walker_runs().items():
-        steps, mean = run["timesteps"], run["mean_return"]
-        at = [f"{mean[steps == mark][0]:.0f}" if (steps == mark).any() else "-" for mark in marks]
-        last = mean[steps > steps.max() - 100_000].mean()
-        lines.append(f"| {label} | " + " | ".join(at) + f" | {last:.0f} | {mean.max():.0f} |")
-    return "\n".join(lines)
-
-
 def checkpoints_table() -> str:
     """Seconds and megabytes of a save, as Markdown."""
     heads = (
@@ -149,8 +136,9 @@ def main() -> None:
     film = parser.parse_args().film
     STATIC.mkdir(parents=True, exist_ok=True)
     draw_walker(STATIC / "walker_curve.png")
+    results = strength_figures.results_table(strength_figures.runs())
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
-        fill(page, "walker table", walker_table())
+        fill(page, "results table", results)
     strength_figures.write(ROOT / "docs" / "strength.md", STATIC / "strength.png", fill)
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
@@ -158,7 +146,7 @@ def main() -> None:
     fill(ROOT / "docs" / "environments_elsewhere.md", "steps table", ray_vec_env_table())
     if film is not None:
         draw_film_strip(film, STATIC / "walker_film.png")
-    print(walker_table())
+    print(results)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from sb3_td3x.study.folder import COLUMNS
 
 RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"
+AVERAGES = Path(__file__).parent / "results" / "averages"
 PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
 
 

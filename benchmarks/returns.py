@@ -84,7 +84,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
     return not is_stopped()
 
 
-def main() -> None:
+def main(train: attempt.Train = train) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="a study file such as benchmarks/returns.yml")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time on this machine (default: 2)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from results import ACTORS, RETURNS, read
+from results import ACTORS, AVERAGES, RETURNS, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
@@ -126,7 +126,7 @@ def others_table(found: Runs) -> str:
 
 def actors_table() -> str:
     """What each actor of a run scores on fresh episodes, as Markdown."""
-    names = ("live", "best by evaluations", "best by training episodes")
+    names = ("live", "best by evaluations", "best by training episodes", "average")
     lines = [f"| run | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for path in sorted(ACTORS.glob("*.json")):
         facts = json.loads(path.read_text())
@@ -137,6 +137,17 @@ def actors_table() -> str:
 
 def _mean_and_spread(returns: list[float] | None) -> str:
     return "-" if returns is None else f"{np.mean(returns):.0f} ± {np.std(returns):.0f}"
+
+
+def averages_table() -> str:
+    """What the actor and its averages score in the second half of each run, mean and lowest evaluation, as Markdown."""
+    lines = ["| run | steps | live | average over 1,000 updates | over 5,000 updates |", "|---" * 5 + "|"]
+    for path in sorted(AVERAGES.glob("*.csv")):
+        steps, *actors = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
+        late = steps > steps.max() / 2
+        cells = [f"{scores[late].mean():.0f} ({scores[late].min():.0f})" for scores in actors]
+        lines.append(f"| {path.stem.removeprefix('td3x_')} | {steps.max():,.0f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def draw(found: Runs, out: Path) -> None:
@@ -167,5 +178,6 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     fill(page, "results table", results_table(found))
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
+    fill(page, "averages table", averages_table())
     fill(page, "screening table", screening_table(found))
     fill(page, "others table", others_table(found))

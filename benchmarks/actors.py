@@ -1,8 +1,8 @@
 """
 Score the actors that runs return, on episodes that neither training nor its evaluations have seen.
 
-The actor that learned, the best by evaluations (SB3's ``best_model.zip``) and, where the run kept them (``best_actor_window``,
-``average_actor_window``), the best by its training episodes and the average. Writes one JSON of returns per run.
+There are up to three: the actor that learned, the best by evaluations (SB3's ``best_model.zip``) and, where the run kept it
+(``best_actor_window``), the best by its training episodes. Writes one JSON of returns per run.
 Usage: ``python benchmarks/actors.py runs/td3x_default_HopperBulletEnv-v0_s0 ...``
 """
 
@@ -31,9 +31,6 @@ def actors(run: RunDir) -> Iterator[tuple[str, BaseAlgorithm]]:
     if live.best_actor is not None:
         live.predict_with = "best"
         yield "best by training episodes", live
-    if live.average_actor is not None:
-        live.predict_with = "average"
-        yield "average", live
 
 
 def returns(run: RunDir, actor: BaseAlgorithm) -> list[float]:

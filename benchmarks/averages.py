@@ -6,6 +6,7 @@ episodes each; writes one CSV of those scores per run.
 Usage: ``python benchmarks/averages.py FILE.yml [--jobs 2] [--only TEXT]``
 """
 
+import copy
 import csv
 import shutil
 from pathlib import Path
@@ -15,9 +16,10 @@ import torch as th
 from results import AVERAGES
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.td3.policies import Actor
 
 from sb3_td3x import environments, experiment
-from sb3_td3x.average_actor import AverageActor
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.rundir import RunDir
 from sb3_td3x.study import attempt
@@ -27,6 +29,18 @@ WINDOWS = (1_000, 5_000)
 COLUMNS = ("timesteps", "live", *(f"average over {window} updates" for window in WINDOWS))
 EVERY, EPISODES = 10_000, 5
 TABLE, STATE = "averages.csv", "averages.pt"
+
+
+class AverageActor:
+    """The mean of the weights that the actor goes through: plain over the first ``window`` updates, then exponential."""
+
+    def __init__(self, live: Actor):
+        self.actor, self.updates = copy.deepcopy(live), 0
+
+    def take_in(self, live: Actor, count: int, window: int) -> None:
+        self.updates += count
+        share = min(count / min(self.updates, window), 1.0)
+        polyak_update(live.parameters(), self.actor.parameters(), share)
 
 
 class Averages(BaseCallback):
@@ -44,7 +58,8 @@ class Averages(BaseCallback):
         self.updates = self._actor_updates()
         if (self.folder / STATE).exists():
             for window, state in th.load(self.folder / STATE).items():
-                self.averages[window].set_state(state)
+                self.averages[window].actor.load_state_dict(state["actor"])
+                self.averages[window].updates = state["updates"]
         else:
             (self.folder / TABLE).write_text(",".join(COLUMNS) + "\n")
 
@@ -65,7 +80,8 @@ class Averages(BaseCallback):
         scores = [evaluate_policy(actor, self.env, EPISODES)[0] for actor in actors]
         with (self.folder / TABLE).open("a", newline="") as file:
             csv.writer(file).writerow([self.num_timesteps, *(f"{score:.1f}" for score in scores)])  # type: ignore[str-bytes-safe]
-        th.save({window: average.state() for window, average in self.averages.items()}, self.folder / STATE)
+        states = {window: {"actor": one.actor.state_dict(), "updates": one.updates} for window, one in self.averages.items()}
+        th.save(states, self.folder / STATE)
 
 
 def train(run: StudyRun, folder: Path) -> bool:

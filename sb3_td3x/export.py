@@ -31,7 +31,7 @@ from stable_baselines3.common.vec_env import (
 from torch import nn
 
 from sb3_td3x.overlap import OverlapVecEnv
-from sb3_td3x.returned import ReturnsActors
+from sb3_td3x.returned import ReturnsBest
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Graph(nn.Module):
         return actions.clamp(self.low, self.high)
 
 
-class Exportable(ReturnsActors):
+class Exportable(ReturnsBest):
     """An algorithm whose actor can leave Python."""
 
     def export_onnx(self, path: str | Path, env: VecEnv | None = None) -> None:

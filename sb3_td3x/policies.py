@@ -4,7 +4,6 @@ The policy: an actor, its critics and a slowly following copy of each.
 The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
 """
 
-import copy
 import inspect
 from typing import Any, ClassVar, TypeVar
 
@@ -226,12 +225,3 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
             "derive it from TD3XPolicy and let it take n_quantiles"
         )
     return {**given, "n_quantiles": n_quantiles}
-
-
-def acting_copy(actor: sb3.Actor) -> sb3.Actor:
-    """A copy that acts and does not learn: without an optimiser, in evaluation mode."""
-    copied = copy.deepcopy(actor, {id(actor.optimizer): actor.optimizer})
-    del copied.optimizer
-    copied.requires_grad_(False)
-    copied.set_training_mode(False)
-    return copied

@@ -1,5 +1,11 @@
-"""The returned policy: which actor ``predict`` asks, the one that learns or one of those kept beside it."""
+"""
+The returned policy: beside the actor that learns, a copy of the one that did best in its training episodes.
 
+The actor moves all the time, so an episode's return belongs to no single actor. What is judged is a window of episodes: its
+evidence is their mean return, and its actor the one in the middle, from which those that acted are least apart.
+"""
+
+import copy
 import io
 import math
 from typing import Any
@@ -11,33 +17,114 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.td3.policies import Actor
 
 from sb3_td3x import settings
-from sb3_td3x.average_actor import AverageActor
-from sb3_td3x.best_actor import BestActor
+from sb3_td3x.errors import ModelFileError
 from sb3_td3x.loading import Loadable
-from sb3_td3x.serialization import modelfile
+from sb3_td3x.serialization import modelfile, parameters
 
-CHOICES = ("live", "best", "average")
-WINDOWS = ("best_actor_window", "average_actor_window")
+CHOICES = ("live", "best")
 
 
-class ReturnsActors(Loadable):
+class BestActor:
     """
-    An algorithm with an actor that keeps the best one, and the mean of all, beside it. Learning does not depend on them.
+    The best actor so far and the window under way.
 
-    :ivar best_actor_window: episodes that are judged together; ``None`` keeps no best actor
-    :ivar average_actor_window: updates of the actor that are averaged over; ``None`` keeps no average
+    ``actor`` is the copy (``None`` before the first window has ended), ``score`` its window's mean return, ``steps`` when
+    that window ended.
+
+    :param n_envs: environments side by side
+    """
+
+    def __init__(self, n_envs: int):
+        self.actor: Actor | None = None
+        self.score, self.steps = -math.inf, 0
+        self.candidate: Actor | None = None  # the actor in the middle of the window
+        self.total, self.episodes = 0.0, 0  # of the window's ended episodes
+        self.returns = np.zeros(n_envs)  # of the episodes under way
+        self.counts = np.zeros(n_envs, dtype=bool)  # whether those began with the actor acting
+
+    def step(
+        self, live: Actor, window: int, rewards: np.ndarray, starts: np.ndarray, dones: np.ndarray, acts: bool, steps: int
+    ) -> None:
+        """
+        Take in one step of all environments.
+
+        :param live: the actor that learns
+        :param window: episodes to judge together
+        :param rewards: ``(n_envs,)``, as the environments gave them
+        :param starts: whether this was the first step of its episode
+        :param dones: whether it was the last
+        :param acts: whether ``live`` chose the actions; episodes that begin without it are no evidence
+        :param steps: environment steps so far
+        """
+        self.returns = np.where(starts, 0.0, self.returns) + rewards
+        self.counts = np.where(starts, acts, self.counts)
+        for value in self.returns[dones.astype(bool) & self.counts]:
+            self._end_episode(float(value), live, window, steps)
+
+    def _end_episode(self, value: float, live: Actor, window: int, steps: int) -> None:
+        self.total, self.episodes = self.total + value, self.episodes + 1
+        if self.candidate is None and self.episodes >= (window + 1) // 2:
+            self.candidate = _copy_of(live)
+        if self.episodes < window:
+            return
+        if (score := self.total / self.episodes) >= self.score:  # of equals the one that has learned longer
+            self.actor, self.score, self.steps = self.candidate, score, steps
+        self.candidate, self.total, self.episodes = None, 0.0, 0
+
+    def state(self) -> dict[str, Any]:
+        """As tensors and numbers, for a file."""
+        return {
+            **{name: None if (one := getattr(self, name)) is None else one.state_dict() for name in ("actor", "candidate")},
+            **{name: getattr(self, name) for name in ("score", "steps", "total", "episodes")},
+            **{name: th.as_tensor(getattr(self, name)) for name in ("returns", "counts")},
+        }
+
+    def set_state(self, state: Any, live: Actor) -> None:
+        """
+        :param state: of ``state``, by anybody. Episodes under way in another number of environments are left out
+        :param live: an actor of the same kind
+        :raises ModelFileError: for anything else
+        """
+        if not isinstance(state, dict) or state.keys() != self.state().keys():
+            raise ModelFileError(f"{modelfile.BEST_ACTOR} is not what TD3X writes")
+        for name in ("actor", "candidate"):
+            if state[name] is not None:
+                parameters.require_module(name, state[name], live.state_dict())
+                setattr(self, name, _copy_of(live))
+                getattr(self, name).load_state_dict(state[name])
+        self.score, self.total = float(state["score"]), settings.real("total", state["total"])
+        if math.isnan(self.score):
+            raise ModelFileError(f"{modelfile.BEST_ACTOR} has the score {self.score}")
+        self.steps, self.episodes = (settings.whole(name, state[name], minimum=0) for name in ("steps", "episodes"))
+        if len(state["returns"]) == len(self.returns):
+            self.returns, self.counts = (state[name].cpu().numpy() for name in ("returns", "counts"))
+
+
+def _copy_of(actor: Actor) -> Actor:
+    """A copy that acts and does not learn."""
+    copied = copy.deepcopy(actor, {id(actor.optimizer): actor.optimizer})
+    del copied.optimizer
+    copied.requires_grad_(False)
+    copied.set_training_mode(False)
+    return copied
+
+
+class ReturnsBest(Loadable):
+    """
+    An algorithm with an actor that keeps the best one beside it. Learning does not depend on it.
+
+    :ivar best_actor_window: episodes that are judged together; ``None`` keeps none
+    :ivar predict_with: the actor of ``predict``
     """
 
     actor: Actor
     best_actor_window: int | None
-    average_actor_window: int | None
     _acting: bool  # while `learn` chooses actions, always with the actor that learns
     _best: BestActor | None = None
-    _averaged: AverageActor | None = None
 
     @property
     def predict_with(self) -> str:
-        """The actor of ``predict``: ``"live"``, or one of the others, which needs its window."""
+        """``"live"``, or ``"best"``, which needs evidence or a window to gather it by."""
         return self.__dict__["predict_with"]
 
     @predict_with.setter
@@ -45,8 +132,6 @@ class ReturnsActors(Loadable):
         settings.one_of("predict_with", choice, CHOICES)
         if choice == "best" and self.best_actor_window is None and self._best is None:
             raise ValueError('predict_with="best" needs best_actor_window, the number of episodes to judge an actor by')
-        if choice == "average" and self.average_actor_window is None and self._averaged is None:
-            raise ValueError('predict_with="average" needs average_actor_window, the number of updates to average over')
         self.__dict__["predict_with"] = choice
 
     @property
@@ -68,15 +153,11 @@ class ReturnsActors(Loadable):
         return -math.inf if self._best is None else self._best.score
 
     @property
-    def average_actor(self) -> Actor | None:
-        """The mean of the actors since ``learn`` began, with a ``predict`` of its own; ``None`` before the first update."""
-        return None if self._averaged is None else self._averaged.actor
-
-    @property
     def predictor(self) -> BasePolicy:
-        """What ``predict`` asks: the actor that ``predict_with`` names if there is one, else the policy."""
-        kept = {"best": self.best_actor, "average": self.average_actor}.get(self.predict_with)
-        return self.policy if kept is None or self._acting else kept
+        """What ``predict`` asks: ``best_actor`` if ``predict_with`` says so and there is one, else the policy."""
+        if self.predict_with == "best" and not self._acting and self.best_actor is not None:
+            return self.best_actor
+        return self.policy
 
     def predict(
         self,
@@ -89,23 +170,16 @@ class ReturnsActors(Loadable):
 
     def _setup_model(self) -> None:
         settings.one_of("predict_with", self.predict_with, CHOICES)
-        for name in WINDOWS:
-            if (window := getattr(self, name)) is not None:
-                setattr(self, name, settings.whole(name, window, minimum=1))
+        if self.best_actor_window is not None:
+            self.best_actor_window = settings.whole("best_actor_window", self.best_actor_window, minimum=1)
         super()._setup_model()
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
-            self._best = self._averaged = None
+            self._best = None
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
-
-    def _average(self, updates: int) -> None:
-        """Take in the actor after this many updates of it."""
-        if self.average_actor_window is not None and updates > 0:
-            self._averaged = self._averaged or AverageActor(self.actor)
-            self._averaged.take_in(self.actor, updates, self.average_actor_window)
 
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: np.ndarray, dones: np.ndarray, infos: Any
@@ -123,27 +197,18 @@ class ReturnsActors(Loadable):
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def _own_members(self) -> dict[str, bytes]:
-        kept = {modelfile.BEST_ACTOR: self._best, modelfile.AVERAGE_ACTOR: self._averaged}
-        return {name: _written(one.state()) for name, one in kept.items() if one is not None}
+        if self._best is None:
+            return {}
+        content = io.BytesIO()
+        th.save(self._best.state(), content)
+        return {modelfile.BEST_ACTOR: content.getvalue()}
 
     def _restore_own_members(self, file: modelfile.ModelFile) -> None:
-        with modelfile.explained_errors(file.name, everything=True):
-            if (content := file.member(modelfile.BEST_ACTOR)) is not None:
+        content = file.member(modelfile.BEST_ACTOR)
+        if content is not None:
+            with modelfile.explained_errors(file.name, everything=True):
+                state = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 best = BestActor(self.n_envs)
-                best.set_state(_read(content), self.actor)
-                self._best = best
-            if (content := file.member(modelfile.AVERAGE_ACTOR)) is not None:
-                averaged = AverageActor(self.actor)
-                averaged.set_state(_read(content))
-                self._averaged = averaged
+                best.set_state(state, self.actor)
+            self._best = best
         self.predict_with = self.predict_with  # checked, now that it is known what the file holds
-
-
-def _written(state: dict[str, Any]) -> bytes:
-    content = io.BytesIO()
-    th.save(state, content)
-    return content.getvalue()
-
-
-def _read(content: bytes) -> Any:
-    return th.load(io.BytesIO(content), map_location="cpu", weights_only=True)

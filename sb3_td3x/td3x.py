@@ -31,7 +31,7 @@ from sb3_td3x.update import UpdateSettings
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-# Resumable comes before Exportable, whose ReturnsActors needs `_last_episode_starts` before it is renewed
+# Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
 class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
@@ -87,10 +87,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         ``"pal"`` weights them in the loss instead, with any replay buffer. Both give scalar critics Huber loss
     :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
         the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
-    :param average_actor_window: keep an exponential mean of the actor's weights over about this many of its updates as
-        ``average_actor``, see ``average_actor.py``. Learning stays the same. ``None`` keeps none
-    :param predict_with: ``"best"`` or ``"average"`` makes ``predict``, and with it evaluations, use that actor as soon as
-        there is one; ``"live"`` is the actor that learns
+    :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -141,8 +138,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         max_grad_norm: float | None = None,
         prioritization: Literal["lap", "pal"] | None = None,
         best_actor_window: int | None = None,
-        average_actor_window: int | None = None,
-        predict_with: Literal["live", "best", "average"] = "live",
+        predict_with: Literal["live", "best"] = "live",
     ):
         super().__init__(
             policy,
@@ -178,8 +174,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.prioritization = prioritization
-        self.best_actor_window, self.average_actor_window = best_actor_window, average_actor_window
-        self.predict_with = predict_with
+        self.best_actor_window, self.predict_with = best_actor_window, predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = modelfile.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -333,7 +328,6 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
                         self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
         finally:
             self._n_updates = max(self._n_updates, update.last_good)
-        self._average(sum(one.actor is not None for one in losses))
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("critic", "actor"):

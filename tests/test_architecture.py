@@ -14,7 +14,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ORDER = [
     "version", "errors", "settings", "generators", "rule", "critics", "observations", "precision", "exploration",
     "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "overlap", "loading",
-    "diagnostics", "resumable", "best_actor", "average_actor", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
+    "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing", "report",
     "hub", "speed", "study", "cli", "zoo", "__main__",
 ]  # fmt: skip

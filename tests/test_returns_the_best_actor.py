@@ -16,7 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError
-from sb3_td3x.best_actor import BestActor
+from sb3_td3x.returned import BestActor
 from sb3_td3x.serialization import modelfile
 from tests.reference.best_window import best_window
 from tests.resuming import OpenLineEnv, assert_same_run, run_twice, seeded
@@ -124,7 +124,7 @@ def test_predict_follows_the_switch_and_evaluations_with_it():
     assert np.array_equal(algorithm.predict(OBSERVATIONS, deterministic=True)[0], best)
     env.unwrapped.reset(seed=3)
     assert evaluate_policy(algorithm.best_actor, env, 2)[0] == scores["best"] != scores["live"]
-    with pytest.raises(ValueError, match="predict_with must be one of live, best, average"):
+    with pytest.raises(ValueError, match="predict_with must be one of live, best"):
         algorithm.predict_with = "worst"
     assert algorithm.predict_with == "best"
 

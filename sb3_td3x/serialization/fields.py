@@ -23,7 +23,7 @@ from sb3_td3x.serialization.unpickling import readable, unpickle
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
 
-DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best", "_averaged", "_pace")
+DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best", "_pace")
 """Attributes of TD3X that are made anew when needed."""
 
 NEVER_SAVED = (
@@ -50,7 +50,6 @@ TYPES: dict[str, tuple[type, ...]] = {
     "qf_learning_rate": (*_RATE, type(None)),
     "max_grad_norm": (numbers.Real, type(None)),
     "best_actor_window": (numbers.Integral, type(None)),
-    "average_actor_window": (numbers.Integral, type(None)),
     "predict_with": (str,),
     "prioritization": (str, type(None)),
     "tensorboard_log": (str, type(None)),

@@ -85,5 +85,7 @@ def explained(path: Path) -> Iterator[None]:
     """Turn what the operating system says about a file into ``CheckpointError``."""
     try:
         yield
+    except ConnectionError:
+        raise  # no file: the pipe to an environment's process
     except OSError as error:
         raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

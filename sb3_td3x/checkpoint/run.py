@@ -23,7 +23,7 @@ from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.replay import cut
-from sb3_td3x.resumable import Resumable, SelfResumable
+from sb3_td3x.resumable import Resumable, SelfResumable, explained_deaths
 from sb3_td3x.serialization import plain
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
@@ -60,11 +60,12 @@ def save_run(
     :raises CheckpointError: naming the file that cannot be written, for example because the disk is full, or a checkpoint of
         another run, which is left alone
     :raises RunLockedError: if another process is saving there
+    :raises EnvironmentDiedError: if the process of an environment has ended
     """
     whole("keep_last", keep_last, minimum=1)
     store = Store(Path(folder).resolve())
     env = _env_of(model)
-    with store.writing():
+    with store.writing(), explained_deaths(env):
         lineage = lineages.of(model, store)
         lineage.require_newest(store)
         lineage.last = _add(store, lineage, model, env, callbacks, name_prefix, with_replay_buffer)

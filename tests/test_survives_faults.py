@@ -19,7 +19,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, files, lock, replay, resume_run, save_run
+from sb3_td3x import files
+from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, lock, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, NonFiniteError, RunLockedError
 from tests import killable
 from tests.resuming import assert_same_run, seeded
@@ -380,7 +381,6 @@ class TestTheEnvironment:
         again = DummyVecEnv([LineEnv, LineEnv])
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, again).learn(200, resume=True).num_timesteps == 200
-
 
     def test_a_process_that_is_dead_at_a_save_is_named_instead_of_the_disk(self, tmp_path):
         env = SubprocVecEnv([LineEnv, LineEnv])

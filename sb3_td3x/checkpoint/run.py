@@ -15,8 +15,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_td3x import files
 from sb3_td3x.checkpoint import callbacks as callback_states
-from sb3_td3x.checkpoint import files, generators, logs, replay, world
+from sb3_td3x.checkpoint import generators, logs, replay, world
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x.checkpoint import files
+from sb3_td3x import files
 from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.errors import CheckpointError
 

@@ -29,10 +29,7 @@ MAX_DEPTH = 40
 """Values inside values; SB3's nest about five deep."""
 
 MAX_VALUES = 2**19
-"""
-Values in a stranger's value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end.
-What this process writes itself may be as long as it has become.
-"""
+"""In a stranger's value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end."""
 
 _DTYPE = re.compile(r"[<>|=]?([iu][1248]|f2|[f][48]|c8|c16|b1)")
 _NUMBERS = (int, float, list, np.ndarray, np.generic)
@@ -115,9 +112,7 @@ def decode(value: Any) -> Any:
 
 
 class _Encoder:
-    """
-    :param most: values in all
-    """
+    """:param most: values in all"""
 
     def __init__(self, most: float):
         self.left = most

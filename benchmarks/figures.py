@@ -93,7 +93,8 @@ def study_table() -> str:
     for name, seconds in middle.items():
         # On two nodes each has half of the runs
         own = middle["directly"] / (2 if name == "Ray, two nodes" else 1)
-        extra = f"{(seconds - own) / facts['runs']:.2f} s, {seconds / own - 1:.1%}"
+        one_after_another = facts["runs"] * own / middle["directly"]
+        extra = f"{(seconds - own) / one_after_another:.2f} s, {seconds / own - 1:.1%}"
         lines.append(f"| {name} | {seconds:.1f} | {3600 * facts['runs'] / seconds:.0f} | {extra} |")
     lines.append(f"\nTwo nodes make {middle['Ray, one node'] / middle['Ray, two nodes']:.2f} times the runs of one.")
     return "\n".join(lines)

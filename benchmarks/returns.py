@@ -97,12 +97,16 @@ def main(train: attempt.Train = train) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
+    left = 0
     try:
         with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
             for outcome in outcomes:
+                left += not outcome.is_finished
                 print(f"{outcome.run.name}: {'done' if outcome.is_finished else outcome.error or 'stopped'}", flush=True)
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on") from None
+    if left:
+        raise SystemExit(f"{left} runs are not done; the same command goes on with them")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
-from sb3_td3x import iqm
+from sb3_td3x import files, iqm
 from sb3_td3x.scores import Scores
 
 COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
@@ -97,9 +97,7 @@ def draw(
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
     picture = figure(scores, x, with_iqm, normalize)
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".{out.stem}.partial{out.suffix}")
-    picture.savefig(beside)
-    beside.replace(out)
+    files.write(out, picture.savefig)
 
 
 def figure(

@@ -1,6 +1,7 @@
 """Building the environments of a run: registered names, wrappers, seeds, normalisation."""
 
 import difflib
+import multiprocessing
 import os
 import signal
 import sys
@@ -8,8 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +25,7 @@ from sb3_td3x.presets import known_class
 
 TRAINING, EVALUATION = 0, 1
 """Streams of seeds: an evaluation episode never starts like a training episode."""
+_WORKERS: WeakSet[BaseProcess] = WeakSet()
 
 
 class EpisodeSeeds(gym.Wrapper):
@@ -100,8 +105,8 @@ def build(
     def maker(index: int) -> Callable[[], gym.Env]:
         def make() -> gym.Env:
             if n_envs > 1:  # in a process of its own
-                # A terminal sends Ctrl-C to every process; when to stop is the main one's decision
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                # A terminal sends Ctrl-C to every process, a cluster SIGTERM; when to stop is the main one's decision
+                signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
             require_registered(env_id)  # also in a process of its own
             env = wrapped(EpisodeSeeds(_make(env_id, render_mode), seed, stream, index), wrapper)
             file = None if monitor_folder is None else str(monitor_folder / str(index))
@@ -110,7 +115,24 @@ def build(
         return make
 
     makers = [maker(index) for index in range(n_envs)]
-    return DummyVecEnv(makers) if n_envs == 1 else SubprocVecEnv(makers)
+    return DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
+
+
+def _in_processes(makers: list[Callable[[], gym.Env]]) -> VecEnv:
+    before = multiprocessing.active_children()
+    try:
+        return SubprocVecEnv(makers)
+    finally:  # also where an environment cannot be made
+        _WORKERS.update(one for one in multiprocessing.active_children() if one not in before)
+
+
+def _end_workers() -> None:
+    for process in _WORKERS:
+        process.kill()
+
+
+# At its end Python sends SIGTERM to the processes that nobody has closed, which these ignore, and waits for them
+Finalize(None, _end_workers, exitpriority=0)
 
 
 def wrapped(env: gym.Env, wrapper: str | dict[str, Any] | list[Any] | None) -> gym.Env:

@@ -1,6 +1,7 @@
 """What a run does at every evaluation: keep the best model and its normalisation, redraw the curve, tell the caller."""
 
 import time
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
-from sb3_td3x.checkpoint import files
+from sb3_td3x import files
 from sb3_td3x.rundir import SCORES, RunDir
 
 SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
@@ -27,9 +28,7 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
         statistics += of_observations.values() if isinstance(of_observations, dict) else [of_observations]
     if not all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in statistics):
         return
-    beside = path.with_suffix(".partial")
-    normalization.save(str(beside))
-    beside.replace(path)
+    files.write(path, lambda beside: normalization.save(str(beside)))
 
 
 class SaveNormalization(BaseCallback):
@@ -61,6 +60,12 @@ class Evaluation(EvalCallback):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.seconds: list[float] = []
+
+    def _init_callback(self) -> None:
+        with warnings.catch_warnings():
+            # Several environments have processes of their own, the evaluation's one has none; both are built alike
+            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
+            super()._init_callback()
 
     def _on_training_start(self) -> None:
         super()._on_training_start()

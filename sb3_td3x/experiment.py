@@ -185,7 +185,11 @@ def resume(
         found = Store(folder.checkpoints).find(checkpoint)
         entry = {**folder.config(), "n_timesteps": whole("steps", found.total if steps is None else steps, minimum=1)}
         if found.steps >= entry["n_timesteps"]:
-            raise ValueError(f"{folder.path} has made {found.steps:,} steps of {entry['n_timesteps']:,}: --steps extends it")
+            done = f"{folder.path} has made {found.steps:,} steps"
+            raise ValueError(
+                f"{done} of {entry['n_timesteps']:,}: --steps extends it" if steps is None
+                else f"{done}: --steps counts from the beginning and must be above that, not {entry['n_timesteps']:,}"
+            )  # fmt: skip
         evaluation, env = _environments(resources, experiment, entry, folder, append=True)
         model: TD3X = resume_run(
             folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
@@ -199,28 +203,28 @@ def resume(
 def unfinished(experiment: Experiment) -> list[RunDir]:
     """The runs of these settings that could be resumed, newest last; those that are being written are left out."""
     wanted = _settings(_arguments(experiment))
-    found = []
-    for folder in RunDir.all(experiment.out, experiment.env_id):
-        checkpoints = Store(folder.checkpoints).checkpoints()
-        if not checkpoints or checkpoints[-1].is_finished or is_held(folder.path / "lock"):
-            continue
-        if _settings(folder.arguments()) == wanted:
-            found.append(folder)
-    return found
+    runs = _all_unfinished(experiment)
+    return [folder for folder, theirs in runs if theirs == wanted and not is_held(folder.path / "lock")]
 
 
 def differing_settings(experiment: Experiment) -> dict[str, list[str]]:
     """For each run that could be resumed but for its settings: what differs, as ``name: theirs, not ours``."""
     wanted = _settings(_arguments(experiment))
-    differences = {}
+    return {
+        folder.path.name: [
+            f"{name}: {theirs.get(name)}, not {ours}" for name, ours in wanted.items() if theirs.get(name) != ours
+        ]
+        for folder, theirs in _all_unfinished(experiment)
+    }
+
+
+def _all_unfinished(experiment: Experiment) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """The runs of an environment that could be resumed, with their settings; those that cannot be read are left out."""
     for folder in RunDir.all(experiment.out, experiment.env_id):
         checkpoints = Store(folder.checkpoints).checkpoints()
         if checkpoints and not checkpoints[-1].is_finished:
-            theirs = _settings(folder.arguments())
-            differences[folder.path.name] = [
-                f"{name}: {theirs.get(name)}, not {value}" for name, value in wanted.items() if theirs.get(name) != value
-            ]
-    return differences
+            with suppress(ValueError, OSError):
+                yield folder, _settings(folder.arguments())
 
 
 def train(

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sb3_td3x.checkpoint import Store, files
+from sb3_td3x import files
+from sb3_td3x.checkpoint import Store
 from sb3_td3x.experiment import ARGUMENT_NAMES, Experiment
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
 from sb3_td3x.scores import Scores, of_run

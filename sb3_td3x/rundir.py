@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from sb3_td3x import files
+
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
 """A line per evaluation, for people and tables."""
@@ -174,8 +176,8 @@ class RunDir:
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""
         self.settings.mkdir(exist_ok=True)
-        self.config_file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
-        self.args_file.write_text(yaml.safe_dump(dict(arguments), sort_keys=False))
+        for path, content in ((self.config_file, config), (self.args_file, arguments)):
+            files.write(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
 
     def config(self) -> dict[str, Any]:
         return _read(self.config_file)

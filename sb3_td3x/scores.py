@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,29 @@ def read(paths: Iterable[Path]) -> list[Scores]:
         for source in _sources(path):
             if source.resolve() not in found:
                 found[source.resolve()] = of_table(source) if source.is_file() else [of_run(RunDir.open(source))]
-    return [scores for group in found.values() for scores in group]
+    return _told_apart([scores for group in found.values() for scores in group])
+
+
+def _told_apart(runs: list[Scores]) -> list[Scores]:
+    """Runs of one label and environment that differ in more than their seed, with what differs in their labels."""
+    settings = [_settings(one) for one in runs]
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one, own in zip(runs, settings, strict=True):
+        alike.setdefault((one.label, one.env_id), []).append(own)
+    result = []
+    for one, own in zip(runs, settings, strict=True):
+        others = alike[one.label, one.env_id]
+        differing = [f"{name}={value}" for name, value in own.items() if any(b and b.get(name) != value for b in others)]
+        result.append(replace(one, label=" ".join([one.label, *differing])))
+    return result
+
+
+def _settings(scores: Scores) -> dict[str, Any]:
+    """A run's hyper-parameters under the names that ``--set`` has for them; none for a table's."""
+    file = RunDir(scores.source, scores.env_id).config_file
+    config = RunDir(scores.source, scores.env_id).config() if file.exists() else {}
+    inner = {f"{name}.{key}": one for name, value in config.items() if isinstance(value, dict) for key, one in value.items()}
+    return {name: value for name, value in config.items() if not isinstance(value, dict)} | inner
 
 
 def _sources(path: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """``td3x train`` after a kill, a Ctrl-C or the end: what ``--resume`` goes on with, and what it refuses."""
 
 import csv
+import errno
 import re
 import signal
 import time
@@ -11,7 +12,7 @@ import torch as th
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x import TD3X, experiment
+from sb3_td3x import TD3X, experiment, files
 from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.resumable import Resumable
@@ -137,6 +138,9 @@ class TestFinished:
         code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path)
         assert code == 2
         assert "has made 300 steps of 300: --steps extends it" in printed
+        code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path, "--steps", 5)
+        assert code == 2
+        assert "has made 300 steps: --steps counts from the beginning and must be above that, not 5" in printed
 
     def test_more_steps_extend_it(self, tmp_path):
         folder = short_run(tmp_path)
@@ -155,6 +159,26 @@ class TestFinished:
         assert experiment.train(run)
         assert run.folder.scores()[0].tolist() == [200, 300]
         assert len(folder.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
+
+
+class TestUnreadable:
+    def test_settings_that_cannot_be_written_leave_the_old_ones(self, tmp_path, monkeypatch):
+        folder = RunDir.create(tmp_path, "Pendulum-v1")
+        folder.write_settings({"tau": 0.1}, {"env": "Pendulum-v1"})
+        monkeypatch.setattr(files, "flush", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(ValueError, match="No space left"):
+            folder.write_settings({"tau": 0.2}, {"env": "Pendulum-v1"})
+        assert folder.config() == {"tau": 0.1}
+        assert sorted(path.name for path in folder.settings.iterdir()) == ["args.yml", "config.yml"]
+
+    def test_a_run_without_readable_settings_does_not_keep_others_from_starting(self, tmp_path):
+        folder = short_run(tmp_path)
+        (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
+        wanted = experiment.Experiment.of_arguments(folder)
+        assert [found.path for found in experiment.unfinished(wanted)] == [folder.path]
+        folder.args_file.write_text("")
+        assert experiment.unfinished(wanted) == []
+        assert experiment.differing_settings(wanted) == {}
 
 
 class TestRefused:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sb3_td3x import curves, iqm, scores
+from sb3_td3x.rundir import RunDir
 from tests.test_command_line import called
 
 HEAD = "algo,setting,env,seed,timesteps,mean_return,std_return,wall_seconds"
@@ -39,6 +40,25 @@ class TestReading:
         code, printed = called(monkeypatch, capfd, "plot", tmp_path / "t.csv")
         assert code == 2
         assert message in printed
+
+    def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
+        configs = [
+            {"tau": 0.005},
+            {"tau": 0.005},
+            {"tau": 0.01, "n_envs": 2},
+            {"tau": 0.005, "policy_kwargs": {"net_arch": [8]}},
+        ]
+        for seed, config in enumerate(configs):
+            run = RunDir.create(tmp_path, "E-v0")
+            run.write_settings(config, {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": seed})
+            np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
+        found = scores.read(sorted((tmp_path / "td3x").iterdir()))
+        assert [one.label for one in found] == [
+            "TD3X default tau=0.005",
+            "TD3X default tau=0.005",
+            "TD3X default tau=0.01 n_envs=2",
+            "TD3X default tau=0.005 policy_kwargs.net_arch=[8]",
+        ]
 
     def test_a_run_without_evaluations_says_when_the_first_comes(self, tmp_path, capfd, monkeypatch):
         (tmp_path / "run" / "E-v0").mkdir(parents=True)

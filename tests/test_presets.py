@@ -8,6 +8,7 @@ import pybullet_envs_gymnasium  # noqa: F401
 import pytest
 import yaml
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 
 from sb3_td3x import presets
@@ -166,11 +167,25 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("n_envs=4", "--n-envs"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
+        ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
     ],
 )
 def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     with pytest.raises(ValueError, match=message):
         presets.override({}, [assignment])
+
+
+def test_one_setting_inside_another_is_added_to_what_is_there():
+    def changed(*assignments):
+        return presets.override({}, assignments)
+
+    assert changed("normalize=true", "normalize.norm_reward=false") == {"normalize": {"norm_reward": False}}
+    assert changed("normalize.norm_obs=true", "normalize.norm_reward=false")["normalize"] == {
+        "norm_obs": True,
+        "norm_reward": False,
+    }
+    with pytest.raises(ValueError, match="policy_kwargs is 5, which has no settings inside"):
+        changed("policy_kwargs=5", "policy_kwargs.net_arch=[8]")
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones():
@@ -184,7 +199,12 @@ def test_classes_are_named_from_a_list():
     )
     assert arguments["replay_buffer_class"] is HerReplayBuffer
     assert arguments["policy_kwargs"] == {"activation_fn": nn.ELU, "net_arch": [8]}
-    for entry in ({"replay_buffer_class": "os.system"}, {"policy_kwargs": {"activation_fn": "print"}}):
+    for kind in ("print", [1]):
+        with pytest.raises(ValueError, match="activation_fn can be ReLU"):
+            presets.model_arguments({"policy_kwargs": {"activation_fn": kind}})
+    extractor = {"policy_kwargs": {"features_extractor_class": "NatureCNN"}}
+    assert presets.model_arguments(extractor)["policy_kwargs"]["features_extractor_class"] is NatureCNN
+    for entry in ({"replay_buffer_class": "os.system"}, {"policy_kwargs": {"features_extractor_class": "print"}}):
         with pytest.raises(ValueError, match="can be"):
             presets.model_arguments(entry)
 

@@ -205,6 +205,14 @@ class TestCallbacks:
         for name in ("time/episodes", "time/total_timesteps", "early", "late"):
             assert [row[name] for row in rows()] == [row[name] for row in before], name
 
+    def test_a_csv_is_on_the_disk_before_its_next_line_and_known_under_any_name_of_its_folder(self, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "run")
+        (tmp_path / "run" / "progress.csv").write_text("step\n1\n")
+        logger = logs.configure(tmp_path / "link", ["csv"])
+        assert (tmp_path / "run" / "progress.csv").read_text() == "step\n1\n"
+        assert logs.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2}
+
     def test_a_callback_of_unknown_state_is_named(self, tmp_path):
         class Mine(EveryNTimesteps):
             pass
@@ -222,6 +230,22 @@ class TestCallbacks:
         model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
         with pytest.warns(UserWarning, match=r"callback EvalCallback\[0\] \(it was not given\)"):
             resume_run(tmp_path, seeded()).learn(60, resume=True)
+
+
+class TestHistories:
+    def test_of_episodes_and_evaluations_may_be_as_long_as_they_become(self, tmp_path):
+        env, evaluation = seeded(), EvalCallback(seeded(), eval_freq=100, verbose=0)
+        evaluation.evaluations_results = [[0.0] * 10] * 100_000
+        learner = model(env)
+        monitor = env.envs[0].env
+        monitor.episode_returns, monitor.total_steps = [0.0] * 600_000, 600_000
+        learner.learn(20)
+        saved = save_run(learner, tmp_path, evaluation)
+        assert "episode_returns" not in (saved.path / "state.json").read_text()
+        again, evaluated = seeded(), EvalCallback(seeded(), eval_freq=100, verbose=0)
+        resume_run(tmp_path, again).learn(20, evaluated, resume=True)
+        assert again.envs[0].env.get_total_steps() == 600_020
+        assert evaluated.evaluations_results == evaluation.evaluations_results
 
 
 class TestSaysWhatIsNotExact:

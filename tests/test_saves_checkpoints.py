@@ -7,10 +7,11 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnMaxEpisodes,
 )
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from tests.resuming import STEPS, assert_same_run, seeded
-from tests.tools import model
+from tests.tools import LineEnv, model
 
 
 class TestTheReplayBuffer:
@@ -59,7 +60,16 @@ class TestWhenItSaves:
         model(seeded()).learn(50, TD3XCheckpointCallback(15, tmp_path / "short", keep_last=9))
         assert self.steps(tmp_path / "short") == [0, 20, 40, 50]
         model(seeded(length=1000)).learn(50, TD3XCheckpointCallback(15, tmp_path / "long", keep_last=9))
-        assert self.steps(tmp_path / "long") == [0, 30, 50]
+        assert self.steps(tmp_path / "long") == [0, 29, 44, 50]
+
+    def test_saves_as_often_as_asked_however_long_episodes_and_rollouts_are(self, tmp_path):
+        model(seeded(length=1000), train_freq=8).learn(96, TD3XCheckpointCallback(15, tmp_path, keep_last=9))
+        assert self.steps(tmp_path) == [0, 24, 40, 56, 72, 88, 96]
+
+    def test_several_environments_are_not_waited_for(self, tmp_path):
+        env = DummyVecEnv([lambda length=length: LineEnv(length=length) for length in (7, 11)])
+        model(env).learn(100, TD3XCheckpointCallback(10, tmp_path, keep_last=9))
+        assert self.steps(tmp_path) == [0, 20, 40, 60, 80, 100]
 
     def test_inside_an_event_callback_it_says_that_it_could_not(self, tmp_path):
         with pytest.raises(ValueError, match="inside EveryNTimesteps: give TD3XCheckpointCallback to learn itself"):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import EvalCallback
 
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, files, resume_run, store
+from sb3_td3x import files
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, store
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import seeded
 from tests.tools import model

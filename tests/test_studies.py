@@ -4,6 +4,8 @@ import csv
 import io
 import os
 import signal
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.curves import figure
 from sb3_td3x.rundir import RunDir
-from sb3_td3x.study import attempt, grid, runners
+from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import COLUMNS, StudyFolder
 from sb3_td3x.study.runners import Outcome
 from sb3_td3x.study.watch import progress
@@ -101,6 +103,33 @@ class TestFile:
     def test_options_of_one_runner_are_refused_by_the_other(self):
         with pytest.raises(ValueError, match="--jobs is for this machine"):
             runners.on_ray("auto", jobs=2)
+
+    def test_each_run_has_its_line_when_it_ends(self, tmp_path, monkeypatch, capfd):
+        printed = []
+
+        def drive(runs, *_):
+            for run in runs:
+                yield Outcome(run, is_finished=False)
+                printed.append(capfd.readouterr().out)
+
+        study(tmp_path / "s.yml")
+        monkeypatch.setattr(driver, "drive", drive)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        (tmp_path / "out").mkdir()
+        assert called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--out", tmp_path / "out") == (1, "")
+        assert "Pendulum-v1_s0: waiting at 0 of 450 steps" in printed[0]
+        assert "Pendulum-v1_s1: waiting at 0 of 450 steps" in printed[1]
+
+    def test_the_benchmarks_script_says_by_its_exit_code_that_runs_failed(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+        returns = import_module("returns")
+        study(tmp_path / "s.yml")
+        monkeypatch.setattr(returns, "FOLDER", StudyFolder.at(tmp_path / "out"))
+        monkeypatch.setattr(driver, "drive", lambda runs, *_: (Outcome(run, False, "lost") for run in runs))
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(sys, "argv", ["returns.py", str(tmp_path / "s.yml")])
+        with pytest.raises(SystemExit, match="2 runs are not done; the same command goes on with them"):
+            returns.main()
 
     def test_ray_without_the_extra_says_what_to_install(self, monkeypatch):
         monkeypatch.setattr(runners, "find_spec", lambda name: None)

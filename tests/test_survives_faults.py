@@ -1,6 +1,7 @@
 """A run that is killed, starved or damaged at any moment can go on, and its files are never worse than before."""
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,7 +19,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, files, lock, replay, resume_run, save_run
+from sb3_td3x import files
+from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, lock, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, NonFiniteError, RunLockedError
 from tests import killable
 from tests.resuming import assert_same_run, seeded
@@ -202,6 +204,17 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
 
+    def test_a_save_removes_checkpoints_whose_manifest_is_damaged_and_what_is_left_of_others(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"{}")
+        newer = '{"format": 99}'
+        (folder / "newer").mkdir()
+        (folder / "newer" / "manifest.json").write_text(f"{hashlib.sha256(newer.encode()).hexdigest()}\n{newer}\n")
+        for leftover in (".td3x_20_steps.removed", ".td3x_90_steps.partial"):
+            (folder / leftover).mkdir()
+        save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
+        assert sorted(path.name for path in folder.iterdir()) == ["newer", "replay", "td3x_120_steps", "td3x_80_steps"]
+
     def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)
         os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))
@@ -293,6 +306,21 @@ class TestOneWriter:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
 
+    def test_its_heart_beats_on_after_an_error_of_the_disk(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+        beats = []
+
+        def failing(path):
+            beats.append(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        monkeypatch.setattr(os, "utime", failing)
+        with RunLock(tmp_path):
+            deadline = time.monotonic() + 20
+            while len(beats) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
     def test_a_writer_that_was_replaced_knows_it_and_leaves_the_lock_alone(self, tmp_path):
         with RunLock(tmp_path) as first:
             self.leave_lock(tmp_path, token="another")  # noqa: S106  # no password
@@ -353,6 +381,25 @@ class TestTheEnvironment:
         again = DummyVecEnv([LineEnv, LineEnv])
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, again).learn(200, resume=True).num_timesteps == 200
+
+    def test_a_process_that_is_dead_at_a_save_is_named_instead_of_the_disk(self, tmp_path):
+        env = SubprocVecEnv([LineEnv, LineEnv])
+        learner = model(env).learn(20)
+        env.processes[1].kill()
+        with pytest.raises(EnvironmentDiedError, match="environment 1 ended with exit code -9"):
+            save_run(learner, tmp_path)
+
+    def test_sigterm_is_for_the_main_process_whose_end_does_not_wait_for_the_others(self):
+        code = """
+import os, signal
+from sb3_td3x import environments
+env = environments.build("Pendulum-v1", 0, environments.TRAINING, n_envs=2)
+for process in env.processes:
+    os.kill(process.pid, signal.SIGTERM)
+print(env.reset().shape, [process.is_alive() for process in env.processes])
+"""
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+        assert ended.stdout == "(2, 3) [True, True]\n"
 
 
 class TestLongRuns:

@@ -3,7 +3,7 @@ Runs that survive being killed.
 
 ``save_run`` writes a checkpoint, ``resume_run`` goes on from one, ``TD3XCheckpointCallback`` saves while training.
 Below them: ``store`` (the folder), ``replay`` (transitions), ``world`` (environments), ``callbacks``, ``generators``,
-``logs``, ``files`` (writing safely) and ``lock`` (one writer per run).
+``logs`` and ``lock`` (one writer per run).
 """
 
 from sb3_td3x.checkpoint.callback import TD3XCheckpointCallback

@@ -16,8 +16,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
     """
     SB3's ``CheckpointCallback`` whose checkpoints a run can go on from, see ``save_run`` and ``resume_run``.
 
-    A save that is due waits until the run can go on from it exactly: for the end of the episode with one environment, but not
-    past the next due save; not at all where the environments offer their state. A run that makes its last step is saved then,
+    A save that is due waits until the run can go on from it exactly: for the end of the episode with one environment, but ends
+    before the next one is due; not at all with several environments, whose episodes need not end together, and where the
+    environment offers its state. A run that makes its last step is saved then,
     one that a callback ends is not: SB3 has not stored its last transition. Give it to ``learn``, after the other callbacks.
 
     :param save_freq: calls between two saves: environment steps with one environment
@@ -66,7 +67,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_training_start(self) -> None:
         self._is_stopping = False
         self._saved_at = -1
-        self._waits = not world.is_complete(self.training_env)
+        self._waits = self.training_env.num_envs == 1 and not world.is_complete(self.training_env)
 
     def _on_rollout_start(self) -> None:
         self._stored_until = self.model.num_timesteps
@@ -89,8 +90,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
             self._save()
 
     def _is_good_moment(self, waited: int) -> bool:
+        until_next = self.model.train_freq.frequency  # type: ignore[union-attr]  # with episodes every rollout starts with one
         at_start = np.all(self.model._last_episode_starts)
-        return bool(not self._waits or at_start or waited >= self.save_freq)
+        return bool(not self._waits or at_start or waited + until_next >= self.save_freq)
 
     def _save(self) -> None:
         self._due_at = None

@@ -81,7 +81,8 @@ class RunLock:
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
             if self.is_ours():
-                os.utime(self.path)
+                with suppress(OSError):  # of a network's disk, which may be there again at the next beat
+                    os.utime(self.path)
 
 
 def is_held(path: Path) -> bool:

@@ -54,13 +54,15 @@ def configure(folder: Path, formats: list[str]) -> Logger:
     for output in logger.output_formats:
         if isinstance(output, CSVOutputFormat) and kept:
             output.file.write(kept)
+            output.file.flush()  # or a process that is killed before its first line has lost them
             output.keys = kept.splitlines()[0].split(",")
     return logger
 
 
 def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
     csv = [output.file.name for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
-    return {os.path.relpath(path, folder): Path(path) for path in (*csv, *world.monitor_files(env))}
+    paths = map(os.path.realpath, (*csv, *world.monitor_files(env)))  # `folder` is one too
+    return {os.path.relpath(path, folder): Path(path) for path in paths}
 
 
 def _truncate(path: Path, lines: int) -> None:

@@ -16,7 +16,7 @@ import torch as th
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
-from sb3_td3x.checkpoint import files
+from sb3_td3x import files
 from sb3_td3x.errors import CheckpointError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
 from sb3_td3x.replay import DeviceReplayBuffer

@@ -15,15 +15,16 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_td3x import files
 from sb3_td3x.checkpoint import callbacks as callback_states
-from sb3_td3x.checkpoint import files, generators, logs, replay, world
+from sb3_td3x.checkpoint import generators, logs, replay, world
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.replay import cut
-from sb3_td3x.resumable import Resumable, SelfResumable
+from sb3_td3x.resumable import Resumable, SelfResumable, explained_deaths
 from sb3_td3x.serialization import plain
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
@@ -60,11 +61,12 @@ def save_run(
     :raises CheckpointError: naming the file that cannot be written, for example because the disk is full, or a checkpoint of
         another run, which is left alone
     :raises RunLockedError: if another process is saving there
+    :raises EnvironmentDiedError: if the process of an environment has ended
     """
     whole("keep_last", keep_last, minimum=1)
     store = Store(Path(folder).resolve())
     env = _env_of(model)
-    with store.writing():
+    with store.writing(), explained_deaths(env):
         lineage = lineages.of(model, store)
         lineage.require_newest(store)
         lineage.last = _add(store, lineage, model, env, callbacks, name_prefix, with_replay_buffer)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x.checkpoint import files
+from sb3_td3x import files
 from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.errors import CheckpointError
 
@@ -156,18 +156,25 @@ class Store:
             shutil.rmtree(partial, ignore_errors=True)
 
     def prune(self, keep_last: int) -> None:
-        """Remove all checkpoints but the newest, then the segments that none of those needs."""
+        """
+        Remove all checkpoints but the newest, damaged ones, which would keep a run from being resumed, then the segments that
+        none of those needs and what is left of checkpoints that were being written or removed.
+        """
         every = self.checkpoints()
         kept = every[-keep_last:]
         needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
         with files.explained(self.folder):
             for old in every[:-keep_last]:
                 files.remove(old.path)
+            for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+                if _unsealed(path) is None:  # not one of a newer format, which is whole
+                    files.remove(path.parent)
             for path in self.segments.iterdir():
                 if path.name not in needed:
                     path.unlink(missing_ok=True)
-        for hidden in self.folder.glob(".*.partial"):
-            shutil.rmtree(hidden, ignore_errors=True)
+        for leftover in ("partial", "removed"):
+            for hidden in self.folder.glob(f".*.{leftover}"):
+                shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
@@ -176,14 +183,19 @@ def _sealed(manifest: dict[str, Any]) -> bytes:
     return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
 
 
+def _unsealed(path: Path) -> str | None:
+    """The text of a manifest; ``None`` if it is not what was written."""
+    seal, _, text = path.read_bytes().decode(errors="replace").partition("\n")
+    return text if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() == seal else None
+
+
 def _read(path: Path) -> dict[str, Any]:
     """
     :raises CheckpointError: if it is damaged or of a newer format
     """
     with files.explained(path):
-        content = path.read_bytes()
-    seal, _, text = content.decode(errors="replace").partition("\n")
-    if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
+        text = _unsealed(path)
+    if text is None:
         raise CheckpointError(path, "is damaged: its checksum differs")
     try:
         manifest = json.loads(text)

@@ -44,15 +44,8 @@ GYMNASIUM = {
 }
 LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
     **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
-    Monitor: (
-        "rewards",
-        "needs_reset",
-        "episode_returns",
-        "episode_lengths",
-        "episode_times",
-        "total_steps",
-        "current_reset_info",
-    ),
+    # Not its lists of all episodes, which grow without end and which nothing but its `get_episode_...` reads
+    Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
 }
 VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),

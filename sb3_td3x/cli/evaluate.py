@@ -22,5 +22,6 @@ def command(
     returns = evaluate(folder, episodes, seed, device, trust)
     Console(highlight=False, markup=False).print(
         f"{folder.env_id}, {folder.model().name}: return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} "
-        f"episodes (from {returns.min():.1f} to {returns.max():.1f})"
+        f"episodes (from {returns.min():.1f} to {returns.max():.1f})",
+        soft_wrap=True,
     )

@@ -86,4 +86,5 @@ class ShowProgress(BaseCallback):
         self.score = f"{evaluation.last_mean_reward:.0f}, best {evaluation.best_mean_reward:.0f}"
         if not self.console.is_terminal:
             rate = self._rate(time.perf_counter())
-            self.console.print(f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s")
+            line = f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s"
+            self.console.print(line, soft_wrap=True)

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +49,7 @@ def command(
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
-        with live or console, closing(driver.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:
+        with live or nullcontext(), closing(driver.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:
             for outcome in outcomes:
                 table.outcomes[outcome.run] = outcome
                 if live is None:

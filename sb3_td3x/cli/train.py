@@ -38,7 +38,7 @@ def command(
     """
     Train a TD3X agent, or go on with a run.
 
-    Ctrl-C ends the run cleanly: model, scores, curve and a checkpoint are there, and --resume goes on from it.
+    Ctrl-C ends the run cleanly (exit code 1): model, scores, curve and a checkpoint are there, and --resume goes on from it.
     """
     from sb3_td3x import experiment
 
@@ -58,27 +58,30 @@ def command(
         else:
             _name_unfinished(console, wanted)
             run = experiment.prepare(wanted)
-    _train(console, run)
+    if not _train(console, run):
+        raise typer.Exit(1)
     if film:
         _film(console, run)
 
 
-def _train(console: Console, run: "Run") -> None:
+def _train(console: Console, run: "Run") -> bool:
+    """Whether the run reached its last step."""
     from sb3_td3x import experiment
     from sb3_td3x.cli.progress import Messages, ShowProgress
 
     what = run.experiment
     steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
-    console.print(
-        f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {run.model.device.type} → {run.folder.path}"
-    )
+    where = f"{run.model.device.type} → {run.folder.path}"
+    console.print(f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {where}", soft_wrap=True)
     run.model.logger.output_formats.append(Messages(console))  # type: ignore[arg-type]  # SB3 takes both kinds of writers
     with ShowProgress(console, run.total) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
-        console.print(f"stopped at {run.model.num_timesteps:,} of {run.total:,} steps; what was learned is saved. Go on with:")
+        done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
+        console.print(f"stopped at {done}; what was learned is saved. Go on with:", soft_wrap=True)
         console.print(f"  td3x train --resume {run.folder.path}", soft_wrap=True)
     _report(console, run)
+    return finished
 
 
 @contextmanager
@@ -150,6 +153,6 @@ def _film(console: Console, run: "Run") -> None:
         try:
             score = film(run.folder, run.folder.film, run.experiment.seed)
         except ValueError as error:
-            console.print(f"no film: {error}")
+            console.print(f"no film: {error}", soft_wrap=True)
             return
     console.print(f"  {run.folder.film} (one episode, return {score:.0f})", soft_wrap=True)

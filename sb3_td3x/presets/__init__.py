@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
@@ -31,6 +32,7 @@ MODEL_KEYS = tuple(
 _CLASSES: dict[str, dict[str, Any]] = {
     "activation_fn": {c.__name__: c for c in (nn.ReLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.Tanh)},
     "optimizer_class": {c.__name__: c for c in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD)},
+    "features_extractor_class": {c.__name__: c for c in (FlattenExtractor, NatureCNN, CombinedExtractor)},
     "replay_buffer_class": {
         name: f"stable_baselines3.common.buffers:{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
     }
@@ -86,10 +88,19 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         value = _parsed(text)
         if dot and outer not in ("policy_kwargs", "replay_buffer_kwargs", "normalize"):
             raise ValueError(f"{outer} is a single value: {outer}={text}")
-        result[outer] = {**(result.get(outer) or {}), inner: value} if dot else value
+        result[outer] = {**_mapping(outer, result.get(outer)), inner: value} if dot else value
         if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
             result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
     return result
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    """What a setting holds to which one inside is added; ``normalize: true`` stands for the defaults."""
+    if value is None or isinstance(value, bool):
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, which has no settings inside")
+    return value
 
 
 def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
@@ -131,10 +142,10 @@ def _action_noise(kind: str | None, std: Any, shape: tuple[int, ...]) -> Any:
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, real("noise_std", std)))
 
 
-def known_class(key: str, name: str) -> Any:
+def known_class(key: str, name: Any) -> Any:
     """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not on the list."""
     known = _CLASSES[key]
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{key} can be {', '.join(known)}, not {name!r}")
     found = known[name]
     if isinstance(found, str):
@@ -152,7 +163,7 @@ def _parsed(text: str) -> Any:
     """YAML, with the numbers that YAML 1.1 takes for text (``1e-3``)."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
     if isinstance(value, str):
         try:

@@ -148,7 +148,7 @@ def _from_sb3(value: Any) -> Any:
     except (ValueError, TypeError) as error:
         raise ModelFileError(f"no base64: {error}") from error
     with readable():
-        return plain.decode(plain.encode(unpickle(io.BytesIO(content))))
+        return plain.rebuilt(unpickle(io.BytesIO(content)))
 
 
 def _require_type(name: str, value: Any, file: str) -> None:

@@ -90,7 +90,7 @@ def read_policy(path: Any, device: th.device) -> dict[str, Any]:
         saved = th.load(io.BytesIO(content), map_location=device, weights_only=False, pickle_module=reader)
         arguments, tensors = saved["data"], saved["state_dict"]
         schedule = arguments.pop("lr_schedule", None)
-        return {"data": {**plain.decode(plain.encode(arguments)), "lr_schedule": schedule}, "state_dict": tensors}
+        return {"data": {**plain.rebuilt(arguments), "lr_schedule": schedule}, "state_dict": tensors}
 
 
 class _told:
@@ -141,7 +141,7 @@ def _require_array(name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 
 def _whole_space(space: Any) -> Any:
-    return plain.decode(plain.encode(space))
+    return plain.rebuilt(space)
 
 
 def _require_statistics(loaded: Any) -> None:

@@ -29,7 +29,7 @@ MAX_DEPTH = 40
 """Values inside values; SB3's nest about five deep."""
 
 MAX_VALUES = 2**19
-"""Values in a value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end."""
+"""In a stranger's value, every 256 bytes of an array counted as one: what refers to itself often may not grow without end."""
 
 _DTYPE = re.compile(r"[<>|=]?([iu][1248]|f2|[f][48]|c8|c16|b1)")
 _NUMBERS = (int, float, list, np.ndarray, np.generic)
@@ -74,7 +74,16 @@ def encode(value: Any) -> Any:
         is read back as two
     :raises NotPlain: for anything else, also inside
     """
-    return _Encoder().encode(value, MAX_DEPTH)
+    return _Encoder(math.inf).encode(value, MAX_DEPTH)
+
+
+def rebuilt(value: Any) -> Any:
+    """
+    A value that came of a stranger's pickle, made anew.
+
+    :raises NotPlain: if it is not plain, or too large
+    """
+    return decode(_Encoder(MAX_VALUES).encode(value, MAX_DEPTH))
 
 
 def decode(value: Any) -> Any:
@@ -103,10 +112,10 @@ def decode(value: Any) -> Any:
 
 
 class _Encoder:
-    """Counts the values of one ``encode``."""
+    """:param most: values in all"""
 
-    def __init__(self) -> None:
-        self.left = MAX_VALUES
+    def __init__(self, most: float):
+        self.left = most
 
     def encode(self, value: Any, depth: int) -> Any:
         size = len(value) if isinstance(value, (str, bytes)) else 0

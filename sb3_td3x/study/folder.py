@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sb3_td3x.checkpoint import files
+from sb3_td3x import files
 from sb3_td3x.evaluation import SCORE_COLUMNS
 from sb3_td3x.rundir import SCORES
 from sb3_td3x.study.grid import StudyRun

@@ -25,10 +25,10 @@ def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """
     Write a file whole or not at all: beside its place, flushed to disk, then renamed.
 
-    :param content: the bytes, or a function that writes the file at the path it is given
+    :param content: the bytes, or a function that writes the file at the path it is given, which ends as the file's does
     :raises CheckpointError: naming the file, if the disk is full or the folder cannot be written
     """
-    beside = path.with_name(f".{path.name}.partial")
+    beside = path.with_name(f".{path.stem}.partial{path.suffix}")
     with explained(path):
         try:
             if isinstance(content, bytes):
@@ -85,5 +85,7 @@ def explained(path: Path) -> Iterator[None]:
     """Turn what the operating system says about a file into ``CheckpointError``."""
     try:
         yield
+    except ConnectionError:
+        raise  # no file: the pipe to an environment's process
     except OSError as error:
         raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

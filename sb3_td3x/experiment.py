@@ -170,14 +170,14 @@ def resume(
     :param folder: of the run
     :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
     :param checkpoint: steps of the checkpoint to go on from; ``None`` is the newest
-    :param trust: run code from the checkpoint, see ``TD3X.load``
+    :param trust: run code from the checkpoint, see ``TD3X.load``, and import the module that the environment's name may have
     :param drop_damaged: go on without transitions whose file is damaged
     :raises CheckpointError: if there is none, or it is damaged
     :raises RunLockedError: if another process writes there
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
-    environments.require_registered(experiment.env_id)
+    environments.require_registered(experiment.env_id, may_import=trust)
     require_device(experiment.device)
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:

@@ -60,13 +60,19 @@ class EpisodeSeeds(gym.Wrapper):
         self.episode = max(self.episode - 1, 0)
 
 
-def require_registered(env_id: str) -> None:
+def require_registered(env_id: str, may_import: bool = True) -> None:
     """
     :param env_id: a registered name, or ``module:name`` where importing the module registers it
-    :raises ValueError: for a name that Gymnasium does not know, with the nearest ones
+    :param may_import: import that module; not where a run's folder gives the name, unless its author is trusted
+    :raises ValueError: for a name that Gymnasium does not know, with the nearest ones, or a module that may not be imported
     """
     _import_bullet()
     module, _, name = env_id.rpartition(":")
+    if module and not may_import and module not in sys.modules:
+        raise ValueError(
+            f"the run is of {env_id!r}, and importing {module} runs its code: if you trust the run, say so with trust=True "
+            "(td3x: --trust), or import the module first"
+        )
     if module:
         try:
             import_module(module)

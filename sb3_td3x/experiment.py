@@ -82,8 +82,14 @@ class Experiment:
 
     @classmethod
     def of_arguments(cls, folder: RunDir) -> "Experiment":
-        """The settings of a run as its folder holds them."""
+        """
+        The settings of a run as its folder holds them.
+
+        :raises ValueError: if they are not as ``td3x train`` writes them
+        """
         arguments = folder.arguments()
+        if not isinstance(arguments.get("overrides"), list):
+            raise ValueError(f"{folder.args_file} has no list of overrides: it is not of a run that td3x train made")
         own = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls) if field.name != "out"}
         values = {name: arguments[key] for name, key in own.items() if key in arguments}
         return cls(**{**values, "overrides": tuple(arguments["overrides"]), "out": folder.path.parent.parent})
@@ -117,12 +123,17 @@ def check(experiment: Experiment) -> dict[str, Any]:
     environments.require_registered(experiment.env_id)
     require_device(experiment.device)
     entry = experiment.hyperparameters()
-    for name in ("eval_freq", "eval_episodes", "save_freq", "threads"):
-        whole(name, getattr(experiment, name), minimum=1)
+    _require_numbers(experiment)
     for name in entry.keys() & set(CHECKED):
         checked(name, entry[name])
     presets.model_arguments(entry)
     return entry
+
+
+def _require_numbers(experiment: Experiment) -> None:
+    for name in ("eval_freq", "eval_episodes", "save_freq", "threads"):
+        whole(name, getattr(experiment, name), minimum=1)
+    whole("seed", experiment.seed, minimum=0)
 
 
 def prepare(experiment: Experiment, path: Path | None = None) -> Run:
@@ -170,20 +181,24 @@ def resume(
     :param folder: of the run
     :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
     :param checkpoint: steps of the checkpoint to go on from; ``None`` is the newest
-    :param trust: run code from the checkpoint, see ``TD3X.load``
+    :param trust: run code from the checkpoint, see ``TD3X.load``, and import the module that the environment's name may have
     :param drop_damaged: go on without transitions whose file is damaged
     :raises CheckpointError: if there is none, or it is damaged
     :raises RunLockedError: if another process writes there
     :raises ValueError: if nothing is left to do
     """
+    if not trust:
+        folder.require_own()
     experiment = Experiment.of_arguments(folder)
-    environments.require_registered(experiment.env_id)
+    environments.require_registered(experiment.env_id, may_import=trust)
     require_device(experiment.device)
+    _require_numbers(experiment)
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:
         resources.enter_context(RunLock(folder.path))
         found = Store(folder.checkpoints).find(checkpoint)
         entry = {**folder.config(), "n_timesteps": whole("steps", found.total if steps is None else steps, minimum=1)}
+        entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1), minimum=1)
         if found.steps >= entry["n_timesteps"]:
             done = f"{folder.path} has made {found.steps:,} steps"
             raise ValueError(

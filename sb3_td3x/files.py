@@ -30,6 +30,7 @@ def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """
     beside = path.with_name(f".{path.stem}.partial{path.suffix}")
     with explained(path):
+        beside.unlink(missing_ok=True)  # a stranger's may be a link to elsewhere
         try:
             if isinstance(content, bytes):
                 beside.write_bytes(content)

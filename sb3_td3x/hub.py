@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from sb3_td3x import playing
+from sb3_td3x import environments, playing
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.experiment import Experiment
 from sb3_td3x.rundir import ALGORITHM, RunDir, file_name
@@ -56,7 +56,8 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     :param repo_id: ``user/name``, for the model card
     :param episodes: of the evaluation
     :param seed: the episodes are determined by it
-    :param trust: also write a model that holds objects which run code when they are loaded; the model card says so
+    :param trust: import the module that the environment's name may have, and also write a model that holds objects which run
+        code when they are loaded; the model card says so
     :return: the returns ``(episodes,)``
     :raises UntrustedModelError: for such a model, without ``trust``
     :raises ValueError: for a run without a model, a folder with files in it, or a name that is not ``user/name``
@@ -64,6 +65,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     require_repository(repo_id)
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} holds files already: take another folder")
+    environments.require_registered(run.env_id, may_import=trust)
     try:
         _require_safe(run)
         is_safe = True

@@ -33,10 +33,13 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     """
     An environment as the run's evaluations had it, with the normalisation that belongs to the run's model.
 
-    :param trust: read normalisation statistics as SB3 does, which runs whatever code their file holds
+    :param trust: import the module that the environment's name may have, and read normalisation statistics as SB3 does, which
+        runs whatever code their file holds
     """
+    if not trust:
+        folder.require_own()
     entry = {**folder.config(), "n_envs": 1, "normalize": None}
-    environments.require_registered(folder.env_id)
+    environments.require_registered(folder.env_id, may_import=trust)
     env = open_env(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
     statistics = folder.model_normalization()
     if statistics is None:

@@ -6,7 +6,6 @@ folder are not read, and the page's own content policy forbids scripts and the n
 """
 
 import base64
-import csv
 import io
 import math
 import shlex
@@ -24,10 +23,10 @@ from sb3_td3x import files
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.experiment import ARGUMENT_NAMES, Experiment
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
-from sb3_td3x.scores import Scores, of_run
+from sb3_td3x.scores import Scores, csv_lines, of_run
 
-MOST_FILM, MOST_LOG = 40_000_000, 100_000_000
-"""Bytes of the largest film and log that are taken."""
+MOST_FILM = 40_000_000
+"""Bytes of the largest film that is taken."""
 MOST_NUMBER = 1e100
 """Numbers of a log beyond it are left out: the picture's axes overflow long before a float does."""
 STEPS = "time/total_timesteps"
@@ -86,8 +85,7 @@ def render(run: RunDir) -> str:
 
 def _content(run: RunDir) -> dict[str, Any]:
     """All that the template shows, as text, numbers and data URIs."""
-    for path in (run.args_file, run.config_file):
-        _require_own(run, path)
+    run.require_own(run.args_file, run.config_file)
     arguments, config = run.arguments(), run.config() if run.config_file.exists() else {}
     notes: list[str] = []
     scores = _scores(run, notes)
@@ -110,25 +108,12 @@ def _content(run: RunDir) -> dict[str, Any]:
     }
 
 
-def _require_own(run: RunDir, path: Path) -> None:
-    """
-    :raises ValueError: for a file outside of the folder, to which a link in it leads
-    """
-    if path.exists() and not path.resolve().is_relative_to(run.path.resolve()):
-        raise ValueError(f"{path} leads out of the run's folder")
-
-
-def _is_own(run: RunDir, path: Path) -> bool:
-    return path.is_file() and path.resolve().is_relative_to(run.path.resolve())
-
-
 def _scores(run: RunDir, notes: list[str]) -> Scores | None:
     if not run.evaluations.exists():
         notes.append("The run has no evaluations yet.")
         return None
     try:
-        for path in (run.evaluations, run.path / SCORES):
-            _require_own(run, path)
+        run.require_own(run.evaluations, run.path / SCORES)
         return of_run(run)
     except (ValueError, OSError) as error:
         notes.append(f"The scores cannot be shown: {error}")
@@ -138,15 +123,12 @@ def _scores(run: RunDir, notes: list[str]) -> Scores | None:
 def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
     """The log's columns of numbers, each ``(lines,)``, NaN where a line has none."""
     path = run.path / "progress.csv"
-    if not _is_own(run, path):
+    if not path.is_file() or run.leads_out(path):
         notes.append("The run has no log (progress.csv): there are no training diagnostics.")
         return {}
-    if path.stat().st_size > MOST_LOG:
-        notes.append(f"progress.csv is larger than {MOST_LOG / 1e6:.0f} MB and was left out.")
-        return {}
     try:
-        rows = list(csv.DictReader(path.read_text(errors="replace").splitlines()))
-    except csv.Error as error:
+        rows = csv_lines(path)
+    except ValueError as error:
         notes.append(f"progress.csv cannot be read: {error}")
         return {}
     names = [name for name in (rows[0] if rows else {}) if name]
@@ -251,7 +233,7 @@ def _data_uri(kind: str, content: bytes) -> str:
 
 
 def _film(run: RunDir, notes: list[str]) -> str | None:
-    if not _is_own(run, run.film):
+    if not run.film.is_file() or run.leads_out(run.film):
         notes.append("There is no film yet: td3x enjoy makes one.")
         return None
     if run.film.stat().st_size > MOST_FILM:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 import yaml
 
 from sb3_td3x import files
+from sb3_td3x.serialization import arrays, links
 
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
 """A line per evaluation, for people and tables."""
 LOG = "output.log"
 """What a run of a study prints, attempt by attempt."""
-MOST_VALUES, MOST_DEPTH = 10_000, 20
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 100_000, 10_000, 20
 """Of the settings of a run: a stranger's may hold more."""
 
 
@@ -153,6 +153,19 @@ class RunDir:
         found = self.best_normalization if best else self.normalization
         return found if found.exists() else None
 
+    def leads_out(self, path: Path) -> bool:
+        """Whether one of the run's paths is a link to something outside of its folder."""
+        return links.leads_out(path, self.path)
+
+    def require_own(self, *paths: Path) -> None:
+        """
+        :param paths: of this run; none stands for everything in its folder
+        :raises ValueError: for a link to something outside of the folder
+        """
+        found = next(filter(self.leads_out, paths), None) if paths else links.first_out(self.path)
+        if found is not None:
+            raise ValueError(f"{found} leads out of the run's folder: put there what it leads to, or trust the run (--trust)")
+
     def clear(self) -> None:
         """Remove everything but lock and log; the settings last, which tell that the rest is a run's."""
         for path in sorted(self._content(), key=lambda one: one == self.settings):
@@ -195,9 +208,9 @@ class RunDir:
             first = f": the first comes after {every} steps" if every else ""
             raise ValueError(f"{self.path} has no evaluations yet{first}")
         try:
-            with np.load(self.evaluations) as archive:
-                steps, results = archive["timesteps"], archive["results"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            found = arrays.read(self.evaluations)
+            steps, results = found["timesteps"], found["results"]
+        except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{self.evaluations} cannot be read: {error}") from error
         are_numbers = all(values.dtype.kind in "fiu" for values in (steps, results)) and np.isfinite(steps).all()
         if results.ndim != 2 or results.size == 0 or steps.shape != results.shape[:1] or not are_numbers:
@@ -208,9 +221,18 @@ class RunDir:
 class _Loader(yaml.SafeLoader):
     """Plain YAML, and the ordered mappings that rl-zoo3 writes; no other class is built."""
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Keys are texts and numbers. Mappings that are merged, and hashes of tuples in tuples, cost without end."""
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, "settings have no such key", key.start_mark)
+        super().flatten_mapping(node)
+
 
 def _ordered_mapping(loader: _Loader, node: yaml.SequenceNode) -> dict[str, Any]:
     (pairs,) = loader.construct_sequence(node, deep=True)
+    if not all(isinstance(key, str) for key, _ in pairs):
+        raise yaml.constructor.ConstructorError(None, None, "settings have no such key", node.start_mark)
     return dict(pairs)
 
 
@@ -222,9 +244,14 @@ def _read(path: Path) -> dict[str, Any]:
     """
     :raises ValueError: for a file that is no mapping, names a class that is not on the list, or is larger than settings are
     """
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{path} holds more than settings: more than {MOST_BYTES} bytes")
     try:
-        content = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506  # a SafeLoader
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # values such as the date 2020-13-01 among them
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
+    # PyYAML lets through whatever python raises for values such as the date 2020-13-01, !!bool x and !!timestamp x
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings")

@@ -14,6 +14,8 @@ from sb3_td3x.rundir import SCORES, RunDir
 NUMBERS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *NUMBERS)
 """Of a study's tables; a run's own has the numbers alone."""
+MOST_BYTES, MOST_COLUMNS, MOST_CELLS = 100_000_000, 200, 2_000_000
+"""Of a table or a log: every line gets all columns of the header, so that a small file could fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,32 @@ def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:
     )
 
 
+def csv_lines(path: Path) -> list[dict[str, Any]]:
+    """
+    A CSV file's lines, by the names of its columns.
+
+    :raises ValueError: for a file that is not CSV, or holds more than tables and logs do
+    """
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES / 1e6:.0f} MB")
+    found = []
+    with path.open(newline="", errors="replace") as file:
+        reader = csv.DictReader(file)
+        try:
+            if (columns := len(reader.fieldnames or ())) > MOST_COLUMNS:
+                raise ValueError(f"it has {columns} columns, more than {MOST_COLUMNS}")
+            for line in reader:
+                found.append(line)
+                if len(found) * columns > MOST_CELLS:
+                    raise ValueError(f"it has more than {MOST_CELLS:,} values")
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+    return found
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     """A table's lines, what is a number as a number."""
     try:
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-        return [{**row, **{name: float(row[name]) for name in NUMBERS if name in row}} for row in rows]
-    except (ValueError, TypeError, csv.Error) as error:  # a line that is cut off has a column less
+        return [{**row, **{name: float(row[name]) for name in NUMBERS if name in row}} for row in csv_lines(path)]
+    except (ValueError, TypeError) as error:  # a line that is cut off has a column less
         raise ValueError(f"{path} is no table of scores: {error}") from error

@@ -370,6 +370,27 @@ class TestRunsOfStrangers:
         assert "--trust" in printed
         assert not canary.exists()
 
+    @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"], ["train", "--resume"]])
+    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, capfd, monkeypatch):
+        run = self.of_a_module(tmp_path, monkeypatch)
+        code, printed = called(monkeypatch, capfd, *command, run.path)
+        assert code == 2
+        assert "importing their_module runs its code" in " ".join(printed.split())
+        assert "their_module" not in sys.modules
+
+    def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):
+        run = self.of_a_module(tmp_path, monkeypatch)
+        assert len(playing.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1
+        assert sys.modules.pop("their_module")
+
+    @staticmethod
+    def of_a_module(tmp_path, monkeypatch):
+        (tmp_path / "their_module.py").write_text("")
+        monkeypatch.syspath_prepend(tmp_path)
+        run = saved_run(tmp_path, "their_module:Pendulum-v1", model(gym.make("Pendulum-v1")))
+        run.write_settings(run.config(), {**run.arguments(), "overrides": []})
+        return run
+
     @staticmethod
     def scheduled(tmp_path):
         return saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))

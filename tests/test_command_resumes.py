@@ -214,6 +214,29 @@ class TestRefused:
     def test_options_of_resume_without_it(self, option, monkeypatch, capfd):
         assert "is for --resume" in self.refusal(monkeypatch, capfd, "--env", "Pendulum-v1", *option)
 
+    @pytest.mark.parametrize("name", ["progress.csv", "checkpoint", "Pendulum-v1/config.yml"])
+    def test_a_run_with_links_to_elsewhere(self, name, tmp_path, monkeypatch, capfd):
+        folder = short_run(tmp_path)
+        moved = (folder.path / name).rename(tmp_path / "elsewhere")
+        (folder.path / name).symlink_to(moved)
+        before = moved.stat()
+        printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+        assert "leads out of the run's folder" in printed
+        assert moved.stat().st_mtime_ns == before.st_mtime_ns
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({"overrides": None}, "no list of overrides"),
+            ({"num_threads": "x"}, "threads must be"),
+            ({"seed": []}, "seed must be"),
+        ],
+    )
+    def test_settings_that_are_none(self, changed, said, tmp_path, monkeypatch, capfd):
+        folder = RunDir.create(tmp_path, "Pendulum-v1")
+        folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
+        assert said in self.refusal(monkeypatch, capfd, "--resume", folder.path)
+
     def test_a_folder_without_a_run(self, tmp_path, monkeypatch, capfd):
         assert "is not a run" in self.refusal(monkeypatch, capfd, "--resume", tmp_path)
 

@@ -185,6 +185,18 @@ class TestTheCommand:
         assert 'pip install "sb3-td3x[hub]"' in printed.err
 
 
+@pytest.mark.parametrize("name", ["video/best_model.mp4", "more.csv", "evaluations.npz"])
+def test_what_links_lead_to_outside_of_the_run_is_not_passed_on(name, run, tmp_path, monkeypatch, capfd):
+    shutil.copytree(run.path, tmp_path / "run")
+    (tmp_path / "secret").write_text("the user's own secret")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
+    code, printed = called(monkeypatch, capfd, "push", tmp_path / "run", "--repo", REPO, "--to-folder", tmp_path / "out")
+    assert code == 2
+    assert "leads out of the run's folder" in printed.err
+    assert not (tmp_path / "out").exists()
+
+
 class TestAModelThatNeedsTrust:
     @pytest.fixture
     def scheduled(self, tmp_path):

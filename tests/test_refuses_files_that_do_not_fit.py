@@ -119,6 +119,8 @@ class TestArchives:
 HOSTILE = {
     "huge networks": {"policy_kwargs": {"net_arch": [10**7, 10**7]}},
     "a great many critics": {"policy_kwargs": {"net_arch": [16, 12], "n_critics": 10**9}},
+    "a great many layers": {"policy_kwargs": {"net_arch": [16] * 10_000}},
+    "a great many layers of critics": {"policy_kwargs": {"net_arch": {"pi": [16], "qf": [16] * 10}, "n_critics": 10}},
     "a huge space": {
         "observation_space": {"@": "space", "name": "Discrete", "random": None, "parts": {"n": 10**12, "start": 0}}
     },
@@ -150,7 +152,13 @@ def test_attributes_that_no_model_has_are_refused(what, zipped):
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("huge networks", "has the shape"), ("a huge space", "has the shape"), ("a great many critics", "asks for")],
+    [
+        ("huge networks", "has the shape"),
+        ("a huge space", "has the shape"),
+        ("a great many critics", "asks for"),
+        ("a great many layers", "asks for 30000 layers"),
+        ("a great many layers of critics", "asks for 101 layers"),
+    ],
 )
 def test_networks_that_the_file_does_not_hold_are_not_made(what, said, zipped):
     with pytest.raises(ModelFileError, match=said):  # not: no memory

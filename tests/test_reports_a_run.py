@@ -206,11 +206,17 @@ class TestStrangersRuns:
         f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in itertools.pairwise("abcdefghi")
     )
 
+    MERGED = "m0: &m0 {x: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 5))
+    TUPLE = "!!python/tuple"
+
     @pytest.mark.parametrize(
         "text",
         [f"{BOMB}seed: *i", "seed: &a [*a]", f"seed: {'[' * 30}{']' * 30}", f"seed: {'[' * 3000}{']' * 3000}",
-         f"seed: 1{'0' * 400}", "seed: 2020-13-01", "seed: \xff"],
-        ids=["references", "circle", "deep", "deeper", "long number", "no date", "no text"],
+         f"seed: 1{'0' * 400}", "seed: 2020-13-01", "seed: \xff", "seed: !!timestamp x", "seed: !!bool x", "seed: !!int ''",
+         MERGED, f"? {TUPLE} [1]\n: 2", f"seed: !!python/object/apply:collections.OrderedDict [[[{TUPLE} [1], 2]]]",
+         f"seed: {'x' * 100_000}"],
+        ids=["references", "circle", "deep", "deeper", "long number", "no date", "no text", "no time", "no switch", "nothing",
+             "merged", "tuple as key", "tuple as ordered key", "long"],
     )  # fmt: skip
     def test_settings_that_are_none_are_one_line(self, text, unfinished, tmp_path, capfd, monkeypatch):
         (tmp_path / "Line-v0").mkdir()
@@ -234,6 +240,20 @@ class TestStrangersRuns:
         shutil.copytree(unfinished.path, run)
         (run / "scores.csv").write_text(table)
         assert "has no column" in report.render(RunDir.open(run))
+
+    def test_scores_that_unpack_to_any_size_are_not_unpacked(self, unfinished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        np.savez_compressed(run / "evaluations.npz", timesteps=np.arange(9), results=np.zeros((9, 10_000)))
+        assert "evaluations.npz cannot be read: it is compressed" in html.unescape(report.render(RunDir.open(run)))
+
+    @pytest.mark.parametrize("name", ["progress.csv", "scores.csv"])
+    @pytest.mark.parametrize(("columns", "lines"), [(201, 1), (100, 20_001)])
+    def test_tables_that_fill_the_memory_are_not_read(self, name, columns, lines, unfinished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        (run / name).write_text(",".join(map(str, range(columns))) + "\n" + "1\n" * lines)
+        assert f"it has {'201 columns' if columns == 201 else 'more than 2,000,000 values'}" in report.render(RunDir.open(run))
 
     def test_settings_outside_of_the_folder_are_not_read(self, hostile, tmp_path, capfd, monkeypatch):
         (tmp_path / "own.yml").write_text("password: x")

@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,17 @@ def test_a_pickle_that_repeats_itself_without_end_is_refused_quickly():
     content = with_attributes((GOLDEN / "sb3_td3_2.9.2.zip").read_bytes(), ep_info_buffer=laughs)
     with pytest.raises(ModelFileError, match="too large"):
         TD3X.load(io.BytesIO(content))
+
+
+def test_an_archive_of_torch_inside_a_pickle_is_not_unpacked(tmp_path):
+    plain, packed = io.BytesIO(), io.BytesIO()
+    th.save(th.zeros(1000).untyped_storage(), plain)
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members(plain.getvalue()).items():
+            archive.writestr(name, content)
+    (tmp_path / "buffer.pkl").write_bytes(pickle.dumps(Calls(th.storage._load_from_bytes, packed.getvalue())))
+    with pytest.raises(ModelFileError, match="archive where torch writes none"):
+        model().load_replay_buffer(tmp_path / "buffer.pkl")
 
 
 @pytest.mark.parametrize("length", [2**33, 2**62])

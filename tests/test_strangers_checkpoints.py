@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.logger import configure
 
 from sb3_td3x import files
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, store
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, store
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import seeded
 from tests.tools import model
@@ -54,7 +55,86 @@ class TestAStrangersCheckpoint:
         resume_run(run, seeded()).learn(60, evaluation, resume=True)
         assert (run / "evaluations.npz").read_bytes() == before
 
-    @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": "model.zip"}, {"total": None}])
+    def test_sets_nothing_of_a_callback_but_its_state(self, run):
+        theirs = {"save_path": str(run.parent), "log_path": str(run.parent / "mine"), "model": None}
+        self.forge(run, lambda manifest, state: [one["attributes"].update(theirs) for one in state["callbacks"].values()])
+        evaluation = EvalCallback(seeded(), eval_freq=10, log_path=run, verbose=0, warn=False)
+        saving = TD3XCheckpointCallback(20, run)
+        resume_run(run, seeded()).learn(60, [evaluation, saving], resume=True)
+        assert (saving.save_path, evaluation.log_path) == (str(run), str(run / "evaluations"))
+        assert sorted(path.name for path in run.parent.iterdir()) == ["mine", "run"]
+
+    def test_that_says_to_keep_more_of_a_log_than_there_is_keeps_all(self, run):
+        self.forge(run, lambda manifest, state: manifest["logs"].update({"progress.csv": 10**15}))
+        resumed = resume_run(run, seeded())
+        resumed.set_logger(configure(str(run), ["csv"]))
+        resumed.learn(60, resume=True)
+        assert (run / "progress.csv").exists()
+
+    @pytest.mark.parametrize("where", ["numpy", "action space", "environment"])
+    def test_with_a_generator_behind_its_end_is_refused(self, run, where):
+        def change(manifest, state):
+            generators = state["generators"]
+            generators["numpy"][2] = 2 * 10**9
+            behind = {"bit_generator": "MT19937", "state": {"key": generators["numpy"][1], "pos": 2 * 10**9}}
+            if where != "numpy":
+                generators["numpy"][2] = 0
+            if where == "action space":
+                generators["action_space"] = behind
+            if where == "environment":
+                state["world"]["envs"][0]["random"] = behind
+
+        self.forge(run, change)
+        part = "world" if where == "environment" else "generators"
+        with pytest.raises(CheckpointError, match=f"state.json has no valid '{part}'"):
+            resume_run(run, seeded())
+
+    @pytest.mark.parametrize("what", ["replay", "checkpoint"])
+    def test_whose_parts_lie_elsewhere_is_left_alone(self, run, what):
+        place = run / "replay" if what == "replay" else Store(run).checkpoints()[0].path
+        moved = place.rename(run.parent / "elsewhere")
+        place.symlink_to(moved)
+        before = sorted(moved.iterdir())
+        with pytest.raises(CheckpointError, match="leads out of"):
+            resume_run(run, seeded())
+        with pytest.raises(CheckpointError, match="leads out of"):
+            save_run(model(seeded()), run)
+        assert sorted(moved.iterdir()) == before
+
+    def test_does_not_have_a_link_written_through(self, run):
+        (run / ".new.partial").symlink_to(run.parent / "mine")
+        files.write(run / "new", b"content")
+        assert (run / "new").read_bytes() == b"content"
+        assert (run.parent / "mine").read_text() == "my work\n"
+
+    @pytest.mark.parametrize("segments", [[1], 5, [{}], [{"file": 1}]])
+    def test_whose_segments_are_none_is_refused(self, run, segments):
+        self.forge(run, lambda manifest, state: manifest["replay"].update(segments=segments))
+        with pytest.raises(CheckpointError, match=r"manifest.json has no valid 'replay'"):
+            resume_run(run, seeded())
+        assert [one.steps for one in Store(run).checkpoints()] == [20]
+
+    @pytest.mark.parametrize("part", ["generators", "world", "callbacks", "files"])
+    @pytest.mark.parametrize("value", [None, [1], {"x": 1}])
+    def test_whose_state_is_not_one_is_refused(self, run, part, value):
+        self.forge(run, lambda manifest, state: state.update({part: value}))
+        with pytest.raises(CheckpointError, match=f"state.json has no valid '{part}'"):
+            resume_run(run, seeded())
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[]", "null"])
+    def test_whose_state_is_another_text_is_refused(self, run, text):
+        newest = Store(run).checkpoints()[-1]
+        (newest.path / "state.json").write_text(text)
+        newest.manifest["files"]["state.json"] = files.describe(newest.path / "state.json")
+        (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
+        with pytest.raises(CheckpointError, match=r"state.json (cannot be read|has no valid)"):
+            resume_run(run, seeded())
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"replay": None}, {"logs": [1]}, {"files": "model.zip"}, {"total": None}, {"replay": {"a": 1}}, {"steps": 10**30},
+         {"files": {"model.zip": 3}}],
+    )  # fmt: skip
     def test_whose_manifest_is_not_one_is_refused(self, run, change):
         self.forge(run, lambda manifest, state: manifest.update(change))
         with pytest.raises(CheckpointError, match=f"manifest.json has no valid '{next(iter(change))}'"):

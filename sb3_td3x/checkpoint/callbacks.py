@@ -53,8 +53,9 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
             if _matters(callback):
                 problems.append(f"callback {name} (it was not saved)")
             continue
-        for attribute, value in saved[name]["attributes"].items():
-            setattr(callback, attribute, value)
+        attributes = saved[name]["attributes"]
+        for attribute in set(_names(callback)) & attributes.keys():  # a stranger's state may name others
+            setattr(callback, attribute, attributes[attribute])
         if saved[name]["world"] is not None:
             env = callback.eval_env  # type: ignore[attr-defined]
             if not world.set_envs(env, saved[name]["world"], [False] * env.num_envs):

@@ -7,6 +7,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+from sb3_td3x.serialization import plain
+
 
 def state(action_space: spaces.Space) -> dict[str, Any]:
     """
@@ -30,14 +32,32 @@ def restore(saved: dict[str, Any], action_space: spaces.Space) -> list[str]:
     :param saved: from ``state``
     :return: what could not be restored, in words
     """
-    version, words, gauss = saved["python"]
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(tuple(saved["numpy"]))
-    th.set_rng_state(th.from_numpy(saved["torch"].copy()))
-    action_space.np_random.bit_generator.state = saved["action_space"]
+    of_python, of_numpy, of_torch, of_actions = _made(saved)
+    random.setstate(of_python.getstate())
+    np.random.set_state(of_numpy.get_state())
+    th.set_rng_state(of_torch.get_state())
+    action_space.np_random.bit_generator.state = of_actions.bit_generator.state
     devices = th.cuda.device_count() if th.cuda.is_available() else 0
     if devices != len(saved["cuda"]):
         return [f"the random generators of {len(saved['cuda'])} CUDA devices (this machine has {devices})"]
     for device, one in enumerate(saved["cuda"]):
         th.cuda.set_rng_state(th.from_numpy(one.copy()), device)
     return []
+
+
+def are_valid(saved: Any) -> bool:
+    """Whether ``state`` can have given this."""
+    try:
+        _made(saved)
+        return all(isinstance(one, np.ndarray) for one in saved["cuda"])
+    except Exception:  # each library has its own errors
+        return False
+
+
+def _made(saved: dict[str, Any]) -> tuple[random.Random, np.random.RandomState, th.Generator, np.random.Generator]:
+    """Generators of our own in the saved states, of python, numpy, torch's CPU and the action space."""
+    version, words, gauss = saved["python"]
+    of_python, of_torch = random.Random(), th.Generator()  # noqa: S311  # no secrets are made with it
+    of_python.setstate((version, tuple(words), gauss))
+    of_torch.set_state(th.from_numpy(saved["torch"].copy()))
+    return of_python, plain.numpy_random_state(saved["numpy"]), of_torch, plain.numpy_generator(saved["action_space"])

@@ -68,7 +68,8 @@ def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
 def _truncate(path: Path, lines: int) -> None:
     with path.open("r+b") as file:
         for _ in range(lines):
-            file.readline()
+            if not file.readline():
+                break
         file.truncate()
 
 

@@ -7,7 +7,6 @@ that are new since the last one, so that its cost follows what is new and not th
 
 import hashlib
 import uuid
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sb3_td3x import files
 from sb3_td3x.errors import CheckpointError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
 from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.serialization import arrays
 
 COVERED = (
     ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer, PrioritizedReplayBuffer,
@@ -200,7 +200,7 @@ def _kept(buffer: ReplayBuffer, previous: dict[str, Any], new_rows: int) -> list
     kept = [one for one in previous["segments"] if one["last"] > oldest]
     for one in kept:
         found = _fingerprints(buffer, one["first"], one["last"], oldest)
-        if not found.items() <= dict(enumerate(one.get("prints", ()))).items():
+        if not found.items() <= dict(enumerate(one.get("prints") or ())).items():
             return []
     return kept
 
@@ -236,13 +236,11 @@ def _read(path: Path, memory: dict[str, Any], length: int) -> dict[str, np.ndarr
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
-    :return: the arrays of an npz file, which take no more memory than the file
-    :raises CheckpointError: if it is damaged, holds objects, or is compressed (a small file could fill the memory)
+    ``arrays.read`` for a file of a checkpoint.
+
+    :raises CheckpointError: where that raises an error
     """
     try:
-        with np.load(path) as archive:  # numpy reads no pickles unless asked to
-            if any(one.compress_type for one in archive.zip.infolist()):
-                raise ValueError("it is compressed")
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
+        return arrays.read(path)
+    except (OSError, ValueError) as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import files
 from sb3_td3x.checkpoint import callbacks as callback_states
-from sb3_td3x.checkpoint import generators, logs, replay, world
+from sb3_td3x.checkpoint import generators, logs, replay, shapes, world
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store
@@ -216,9 +216,12 @@ def _copy_back(copies: dict[str, str], found: Checkpoint, paths: dict[str, Path]
 def _read_state(found: Checkpoint) -> dict[str, Any]:
     path = found.path / STATE
     try:
-        return plain.decode(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+        state = plain.decode(json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error
+    if (part := shapes.unlike(state, shapes.STATE)) is not None:
+        raise CheckpointError(path, f"has no valid {part!r}, as states have")
+    return state
 
 
 def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:

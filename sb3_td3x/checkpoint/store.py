@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from sb3_td3x import files
+from sb3_td3x.checkpoint import shapes
 from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.errors import CheckpointError
+from sb3_td3x.serialization import links
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 SEGMENTS = "replay"
-KEYS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("format", "number", "steps"), (int,)),
-    **dict.fromkeys(("files", "logs", "replay", "versions"), (dict,)),
-    "total": (int, float),
-}
-"""What every manifest has; one that was made by somebody else may have anything."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,7 @@ class Store:
 
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last one that is whole
         """
+        self._require_own()
         every = self.checkpoints()
         wanted = every if steps is None else [one for one in every if one.steps == steps]
         if steps is None and (error := self._unreadable()) is not None:
@@ -101,6 +98,13 @@ class Store:
             others = [one for one in every if one is not wanted[-1]]
             raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
         return wanted[-1]
+
+    def _require_own(self) -> None:
+        """
+        :raises CheckpointError: for a link to elsewhere: what is old is removed in this folder, and nowhere else
+        """
+        if (link := links.first_out(self.folder)) is not None:
+            raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
 
     def _unreadable(self) -> CheckpointError | None:
         """Why a manifest cannot be read: nobody knows then which checkpoint is the newest."""
@@ -120,6 +124,7 @@ class Store:
         """
         with files.explained(self.folder):
             self.segments.mkdir(parents=True, exist_ok=True)
+        self._require_own()
         with RunLock(self.folder):
             yield
 
@@ -199,12 +204,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(path, "is damaged: its checksum differs")
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"is not JSON: {error}") from error
-    if unlike := [
-        name for name, kind in KEYS.items() if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind)
-    ]:
-        raise CheckpointError(path, f"has no valid {unlike[0]!r}, as manifests have")
+    if (part := shapes.unlike(manifest, shapes.MANIFEST)) is not None:
+        raise CheckpointError(path, f"has no valid {part!r}, as manifests have")
     if manifest["format"] > FORMAT:
         raise CheckpointError(path, f"has format {manifest['format']}, newer than this sb3_td3x reads ({FORMAT})")
     segments = [segment["file"] for segment in manifest["replay"].get("segments", [])]

@@ -27,6 +27,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb3_td3x.overlap import OverlapVecEnv
+from sb3_td3x.serialization import plain
 
 # The attributes that change while these wrappers run; all others stay as they were made
 GYMNASIUM = {
@@ -92,7 +93,7 @@ class ResumableEnv(gym.Wrapper):
             if rewind and hasattr(type(layer), "rewind"):
                 layer.rewind()  # type: ignore[attr-defined]
         if world["random"] is not None:
-            self.unwrapped.np_random.bit_generator.state = world["random"]
+            self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(world["random"]).bit_generator.state
         return True
 
 

@@ -118,8 +118,9 @@ def _shown(name: str) -> str:
 
 
 def _newest_unfinished(wanted: "Experiment") -> "RunDir":
-    from sb3_td3x import experiment
+    from sb3_td3x import environments, experiment
 
+    environments.require_registered(wanted.env_id)  # the command names it, not the run's folder
     if found := experiment.unfinished(wanted):
         return found[-1]
     differing = "; ".join(

@@ -1,7 +1,7 @@
 """Checking saved tensors against the networks and optimisers that they are for, before any of them is changed."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch as th
@@ -44,11 +44,20 @@ def require_policy(state: Any, kind: type[nn.Module], arguments: Mapping[str, An
         raise DoesNotFit("the policy is no table of tensors")
     if isinstance(critics := arguments.get("n_critics", 2), int) and critics > len(state):
         raise DoesNotFit(f"the policy asks for {critics} critics and has {len(state)} tensors")
+    if (layers := _layers(arguments.get("net_arch"), critics)) > len(state):
+        raise DoesNotFit(f"the policy asks for {layers} layers and has {len(state)} tensors")
     space = copy.deepcopy(arguments["observation_space"])  # making a network for images draws from it
     sketched = type(kind.__name__, (kind,), {"device": th.device("meta")})
     with th.device("meta"), th.random.fork_rng(devices=[]):
         policy = sketched(**{**arguments, "observation_space": space})
     require_module("policy", state, policy.state_dict())
+
+
+def _layers(net_arch: Any, critics: Any) -> int:
+    """How many hidden layers SB3 would make one by one, each with tensors of its own."""
+    each = [net_arch.get(network) for network in ("pi", "qf")] if isinstance(net_arch, Mapping) else [net_arch] * 2
+    actor, critic = (len(sizes) if isinstance(sizes, Sized) else 0 for sizes in each)
+    return actor + critic * (critics if isinstance(critics, int) else 1)
 
 
 def require_module(name: str, state: Any, own: Mapping[str, Any]) -> None:

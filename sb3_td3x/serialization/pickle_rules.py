@@ -147,7 +147,9 @@ def _random_state(source: Any, constructor: Any = None) -> np.random.RandomState
 
 
 def _storage(content: bytes) -> Any:
-    """torch's own function would read it as an unrestricted pickle."""
+    """torch's own function would read it as an unrestricted pickle. torch writes its old format here, and no archive."""
+    if content.startswith(b"PK"):
+        return _fail("an archive where torch writes none")  # compressed, it would unpack to any size
     storage = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return storage if isinstance(storage, (th.storage.TypedStorage, th.UntypedStorage)) else _fail("no storage")
 

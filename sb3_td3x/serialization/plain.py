@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -341,10 +341,11 @@ def _require_position(position: Any, end: int) -> None:
         raise ModelFileError(f"a random generator in the file is at position {position!r} of {end}")
 
 
-def _make_random_state(state: tuple[Any, ...]) -> np.random.RandomState:
+def numpy_random_state(state: Sequence[Any]) -> np.random.RandomState:
+    """As ``numpy_generator``, for what ``RandomState.get_state`` gave."""
     random = np.random.RandomState(0)
     _require_position(state[2], 624)
-    random.set_state(state)
+    random.set_state(tuple(state))
     return random
 
 
@@ -403,7 +404,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "scalar type": lambda name: _make_dtype(name).type,
     "dtype": _make_dtype,
     "numpy generator": numpy_generator,
-    "numpy random state": _make_random_state,
+    "numpy random state": numpy_random_state,
     "tensor": _make_tensor,
     "torch generator": _make_torch_generator,
     "torch dtype": lambda name: TORCH_DTYPES[name],

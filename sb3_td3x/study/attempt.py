@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from sb3_td3x import experiment
+from sb3_td3x import environments, experiment
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.checkpoint.lock import STALE_SECONDS, is_held
 from sb3_td3x.experiment import Experiment
@@ -49,6 +49,7 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
     if saved and saved[-1].is_finished:
         return True
     if saved:
+        environments.require_registered(run.env)  # the study's file names it, not the run's folder
         _require_same(run, path)
     prepared = experiment.resume(RunDir.open(path)) if saved else experiment.prepare(experiment_of(run), path)
     print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log

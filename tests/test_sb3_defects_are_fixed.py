@@ -205,17 +205,17 @@ class TestAnEpisodeThatDoesNotGoOn:
     """Environments are reset where ``learn`` begins anew or goes on with a loaded model."""
 
     def again(self, algorithm, tmp_path):
-        return algorithm.learn(15)
+        return algorithm.learn(25)
 
     def with_other_environments(self, algorithm, tmp_path):
         algorithm.set_env(type(algorithm.env.envs[0].unwrapped)())
-        return algorithm.learn(15, reset_num_timesteps=False)
+        return algorithm.learn(25, reset_num_timesteps=False)
 
     def loaded(self, algorithm, tmp_path):
         algorithm.save(tmp_path / "model"), algorithm.save_replay_buffer(tmp_path / "buffer")
         loaded = TD3X.load(tmp_path / "model", env=type(algorithm.env.envs[0].unwrapped)())
         loaded.load_replay_buffer(tmp_path / "buffer")
-        return loaded.learn(15, reset_num_timesteps=False)
+        return loaded.learn(25, reset_num_timesteps=False)
 
     @pytest.fixture(params=[again, with_other_environments, loaded])
     def go_on(self, request, tmp_path):

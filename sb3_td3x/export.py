@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import (
 )
 from torch import nn
 
+from sb3_td3x import files
 from sb3_td3x.overlap import OverlapVecEnv
 from sb3_td3x.returned import ReturnsBest
 from sb3_td3x.version import __version__
@@ -142,7 +143,8 @@ class Exportable(ReturnsBest):
         _require_equal(content, batch, _predicted(policy, wrappers, batch), graph)
         for name, value in _facts(self, env).items():
             content.metadata_props.add(key=name, value=value)
-        _write(content, path)
+        with files.replacing(path) as beside:
+            beside.write_bytes(content.SerializeToString())
 
 
 def _require_packages() -> None:
@@ -311,13 +313,3 @@ def _facts(model: "Exportable", env: VecEnv | None) -> dict[str, str]:
         "actor": "live" if model.predictor is model.policy else "best",
         "sb3_td3x": __version__,
     }
-
-
-def _write(content: "onnx.ModelProto", path: Path) -> None:
-    """Beside its place first, so that an older file stays until this one is whole."""
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        beside.write_bytes(content.SerializeToString())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

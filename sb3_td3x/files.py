@@ -21,26 +21,36 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """
+    Where to write a file that takes the name ``path`` when the block ends. What is there stays until then, or if it fails.
+
+    The place ends as ``path`` does, so that a library finds the format by it.
+    """
+    beside = path.with_name(f".{path.stem}.partial{path.suffix}")
+    beside.unlink(missing_ok=True)  # a stranger's may be a link to elsewhere
+    try:
+        yield beside
+        flush(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    flush(path.parent)
+
+
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """
-    Write a file whole or not at all: beside its place, flushed to disk, then renamed.
+    Write a file whole or not at all.
 
     :param content: the bytes, or a function that writes the file at the path it is given, which ends as the file's does
     :raises CheckpointError: naming the file, if the disk is full or the folder cannot be written
     """
-    beside = path.with_name(f".{path.stem}.partial{path.suffix}")
-    with explained(path):
-        beside.unlink(missing_ok=True)  # a stranger's may be a link to elsewhere
-        try:
-            if isinstance(content, bytes):
-                beside.write_bytes(content)
-            else:
-                content(beside)
-            flush(beside)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-        flush(path.parent)
+    with explained(path), replacing(path) as beside:
+        if isinstance(content, bytes):
+            beside.write_bytes(content)
+        else:
+            content(beside)
 
 
 def remove(path: Path) -> None:

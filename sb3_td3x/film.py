@@ -6,6 +6,7 @@ import imageio.v2 as imageio
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_td3x import files
 from sb3_td3x.td3x import TD3X
 
 
@@ -20,13 +21,8 @@ def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 1000) -> float:
     :return: the return of what was filmed
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".{out.stem}.partial{out.suffix}")  # an older film stays until this one is complete
-    try:
-        total = _write(model, env, beside, max_steps)
-        beside.replace(out)
-    finally:
-        beside.unlink(missing_ok=True)
-    return total
+    with files.replacing(out) as beside:
+        return _write(model, env, beside, max_steps)
 
 
 def _write(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> float:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import policies, prioritized, settings
+from sb3_td3x import files, policies, prioritized, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import Exploring
 from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, cut, stored_transitions
@@ -229,16 +229,15 @@ def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:
 
 
 def _write_whole(path: str | pathlib.Path | io.BufferedIOBase, content: memoryview) -> None:
-    """Write a zip beside its place and rename it, so that a process that is killed leaves the old one."""
+    """Write a zip so that a process that is killed leaves the old one."""
     if not isinstance(path, (str, pathlib.Path)):
         open_path(path, "w", verbose=0).write(content)
         return
     named = pathlib.Path(path)
     place = named if named.suffix else pathlib.Path(f"{named}.zip")  # as SB3 names it
-    beside = place.with_name(f".{place.name}.partial")
-    with open_path(beside, "w", verbose=0) as file:
-        file.write(content)
-    beside.replace(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(place) as beside:
+        beside.write_bytes(content)
 
 
 def _require_size(file: modelfile.ModelFile, saved: dict[str, Any], n_quantiles: int) -> None:

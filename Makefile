@@ -73,7 +73,7 @@ bench: speed $(INSTALLED)
 
 # An hour: 500 kills, 2,000 damaged files, 200,000 updates instead of the tests' 8, 200 and 20,000
 soak: $(INSTALLED)
-	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_files.py \
+	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_checkpoints.py tests/test_damaged_files.py \
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py
 
 # Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)

@@ -1,0 +1,111 @@
+"""Damage to a checkpoint is found and named, and the run goes on from what is whole."""
+
+import hashlib
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run
+from sb3_td3x.errors import CheckpointError
+from tests.resuming import assert_same_run, seeded
+from tests.tools import model
+
+SOAK = os.environ.get("TD3X_SOAK") == "1"
+DAMAGES = 500 if SOAK else 40
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints at 80 and 100 steps."""
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    model(seeded(), seed=1, buffer_size=50).learn(100, TD3XCheckpointCallback(20, folder))
+    return folder
+
+
+class TestDamaged:
+    def copy(self, saved, tmp_path):
+        shutil.copytree(saved, tmp_path / "run")
+        return tmp_path / "run"
+
+    @pytest.mark.timeout(3600 if SOAK else 300)
+    def test_any_cut_and_any_flipped_bit_is_found_and_named(self, saved, tmp_path):
+        chance = random.Random(1)
+        folder = self.copy(saved, tmp_path)
+        newest = Store(folder).checkpoints()[-1]
+        segments = [folder / "replay" / one["file"] for one in newest.manifest["replay"]["segments"]]
+        victims = [*newest.path.iterdir(), *segments]
+        for number in range(DAMAGES):
+            victim = victims[number % len(victims)]
+            content = victim.read_bytes()
+            victim.write_bytes(damaged(content, chance))
+            with pytest.raises(CheckpointError) as raised:
+                resume_run(folder, seeded())
+            assert victim.name in str(raised.value)
+            if victim.parent == newest.path:
+                assert raised.value.last_good == 80
+                assert "checkpoint=80" in str(raised.value)
+            victim.write_bytes(content)
+        assert resume_run(folder, seeded()).num_timesteps == 100
+
+    def test_the_last_good_checkpoint_goes_on_when_asked_for(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / "model.zip").write_bytes(b"")
+        whole = resume_run(saved, seeded()).learn(120, resume=True)
+        assert_same_run(whole, resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True))
+
+    def test_without_damaged_transitions_when_asked_for(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(replay, "SMALL_ROWS", 1)
+        folder = tmp_path / "run"
+        learner = model(seeded(), learning_starts=1)
+        learner.learn(40)
+        save_run(learner, folder)
+        learner.learn(60, reset_num_timesteps=False)
+        checkpoint = save_run(learner, folder)
+        first = checkpoint.manifest["replay"]["segments"][0]
+        assert (first["first"], first["last"]) == (0, 40)
+        (folder / "replay" / first["file"]).unlink()
+        with pytest.raises(CheckpointError, match=r"is missing.*drop_damaged=True"):
+            resume_run(folder, seeded())
+        resumed = resume_run(folder, seeded(), drop_damaged=True)
+        assert resumed.replay_buffer.size() == 60
+        assert np.array_equal(resumed.replay_buffer.rewards[:60], learner.replay_buffer.rewards[40:100])
+        with pytest.warns(UserWarning, match="transitions 0 to 39"):
+            resumed.learn(120, TD3XCheckpointCallback(10, folder), resume=True)
+        assert "transitions 0 to 39" in str(Store(folder).checkpoints()[-1].manifest["resumed"])
+
+    def test_no_checkpoint_is_said_so(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"no checkpoint \(there: none\)"):
+            resume_run(tmp_path, seeded())
+
+    def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, saved):
+        with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
+            resume_run(saved, seeded(), checkpoint=70)
+
+    def test_a_save_removes_checkpoints_whose_manifest_is_damaged_and_what_is_left_of_others(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"{}")
+        newer = '{"format": 99}'
+        (folder / "newer").mkdir()
+        (folder / "newer" / "manifest.json").write_text(f"{hashlib.sha256(newer.encode()).hexdigest()}\n{newer}\n")
+        for leftover in (".td3x_20_steps.removed", ".td3x_90_steps.partial"):
+            (folder / leftover).mkdir()
+        save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
+        assert sorted(path.name for path in folder.iterdir()) == ["newer", "replay", "td3x_120_steps", "td3x_80_steps"]
+
+    def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))
+        assert Store(folder).find().steps == 100
+        (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is damaged.*checkpoint=80"):
+            resume_run(folder, seeded())
+
+
+def damaged(content, chance):
+    if chance.random() < 0.5:
+        return content[: chance.randrange(len(content))]
+    place = chance.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]

@@ -1,0 +1,114 @@
+"""A folder belongs to one run and to one process that writes it, whatever becomes of that process."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, lock, resume_run, save_run
+from sb3_td3x.errors import CheckpointError, RunLockedError
+from tests.resuming import seeded
+from tests.tools import model
+
+
+class TestOneRunPerFolder:
+    def test_another_run_is_refused_and_changes_nothing(self, tmp_path):
+        model(seeded(), seed=1).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        with pytest.raises(CheckpointError, match="holds td3x_40_steps, which this run did not save"):
+            model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
+
+    def test_a_process_that_slept_while_another_took_its_run_over_stops(self, tmp_path):
+        sleeper = model(seeded())
+        sleeper.learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        with pytest.raises(CheckpointError, match="which this run did not save"):
+            sleeper.learn(100, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        assert Store(tmp_path).find().steps == 60
+
+    def test_nobody_else_saves_meanwhile(self, tmp_path):
+        with Store(tmp_path).writing(), pytest.raises(RunLockedError):
+            save_run(model(seeded()).learn(20), tmp_path)
+
+    def test_one_model_may_learn_twice(self, tmp_path):
+        saving = TD3XCheckpointCallback(20, tmp_path)
+        learner = model(seeded())
+        for updates in (50, 100):
+            learner.learn(60, saving)
+            assert Store(tmp_path).find().manifest["updates"] == learner._n_updates == updates
+
+
+class TestOneWriter:
+    def test_the_second_is_refused_with_the_firsts_process(self, tmp_path):
+        with RunLock(tmp_path), pytest.raises(RunLockedError, match=f"process {os.getpid()} on"), RunLock(tmp_path):
+            pass
+        with RunLock(tmp_path):
+            pass  # the first has left
+
+    def test_a_lock_of_a_dead_process_is_taken_over(self, tmp_path):
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        self.leave_lock(tmp_path, pid=process.pid)
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_lock_of_a_process_that_nobody_has_waited_for_is_taken_over(self, tmp_path):
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        deadline = time.monotonic() + 20
+        while not lock._is_zombie(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.leave_lock(tmp_path, pid=process.pid)
+        with RunLock(tmp_path):
+            pass
+        process.wait()
+
+    def test_a_lock_of_an_earlier_boot_is_taken_over(self, tmp_path):
+        self.leave_lock(tmp_path, boot="another")
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_lock_of_another_machine_is_held_while_its_heart_beats(self, tmp_path):
+        self.leave_lock(tmp_path, host="elsewhere", pid=1)
+        with pytest.raises(RunLockedError, match="process 1 on elsewhere"), RunLock(tmp_path):
+            pass
+        os.utime(tmp_path / "lock", times=(time.time() - 61,) * 2)
+        with RunLock(tmp_path):
+            pass
+
+    def test_its_heart_beats(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+        with RunLock(tmp_path):
+            os.utime(tmp_path / "lock", times=(0, 0))
+            deadline = time.monotonic() + 20
+            while (tmp_path / "lock").stat().st_mtime < 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def test_its_heart_beats_on_after_an_error_of_the_disk(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+        beats = []
+
+        def failing(path):
+            beats.append(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        monkeypatch.setattr(os, "utime", failing)
+        with RunLock(tmp_path):
+            deadline = time.monotonic() + 20
+            while len(beats) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def test_a_writer_that_was_replaced_knows_it_and_leaves_the_lock_alone(self, tmp_path):
+        with RunLock(tmp_path) as first:
+            self.leave_lock(tmp_path, token="another")  # noqa: S106  # no password
+            assert not first.is_ours()
+        assert (tmp_path / "lock").exists()
+
+    def leave_lock(self, folder, **changes):
+        (folder / "lock").write_text(json.dumps({**lock._process(os.getpid()), "token": "left", **changes}))

@@ -22,7 +22,7 @@ STUDY = ROOT / "benchmarks" / "results" / "study.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
     "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
-    "TD3X, TD3's critics and tau": ("td3x_scalar-compiled_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
+    "TD3X, TD3's critics, tau 0.005, constant rate": ("td3x_scalar-compiled_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
     "the same on the plain path": ("td3x_scalar_Walker2DBulletEnv-v0_s0", "#b9a5d6"),
     "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
     "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),

@@ -2,17 +2,19 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from results import ACTORS, AVERAGES, RETURNS, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
     ("td3x", "q25-tau0.02"): ("TD3X, constant learning rate", "#5fb0d0"),
-    ("td3x", "scalar-compiled"): ("TD3X, TD3's critics and tau", "#8fb3dd"),
+    ("td3x", "scalar-compiled"): ("TD3X, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
     ("sb3_td3", "zoo"): ("SB3 TD3, rl-zoo3's settings", "#777777"),
     ("sb3_tqc", "zoo"): ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
@@ -20,6 +22,7 @@ METHODS = {
 ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
 # Means of the last 100,000 of 500,000 steps, one seed each, from the evaluations in DLR-RM/rl-trained-agents
 ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "TQC": (3330, 3008, 2587, 2041)}
+ZOO_STYLES, GREY = {"SB3 TD3": ":", "TQC": "--"}, "#444444"
 WANTED = (3330, 3400, 2600, 2250)
 OTHERS = {
     "Pendulum-v1": "above -180 by 10k",
@@ -74,8 +77,12 @@ def results_table(found: Runs) -> str:
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     for label, values in ZOO_AGENTS.items():
         lines.append(f"| {label}, rl-zoo's published agents | " + " | ".join(f"{value} (1)" for value in values) + " |")
-    lines.append("| TD3X, to reach (5 seeds) | " + " | ".join(f"{value}" for value in WANTED) + " |")
     return "\n".join(lines)
+
+
+def aims_row() -> str:
+    """What the project aims at, as a last row of the table."""
+    return "| aimed at with 5 seeds (no result) | " + " | ".join(f"{value}" for value in WANTED) + " |"
 
 
 def _cell(values: list[float]) -> str:
@@ -151,31 +158,46 @@ def averages_table() -> str:
 
 
 def draw(found: Runs, out: Path) -> None:
-    """Learning curves over steps (above) and over minutes (below), one column per environment that has runs."""
-    environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in METHODS)]
-    figure = Figure(figsize=(max(4.2 * len(environments), 7), 6), dpi=110, layout="constrained")
-    grid = figure.subplots(2, len(environments), squeeze=False, sharey="col")
-    for column, env in zip(grid.T, environments, strict=True):
-        for method, (label, colour) in METHODS.items():
-            for index, run in enumerate(reported(found, method, env)):
-                smoothed = np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
-                for axes, x in zip(column, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
-                    axes.plot(x, run["mean_return"], color=colour, linewidth=0.8, alpha=0.25)
-                    axes.plot(x[SMOOTH - 1 :], smoothed, color=colour, linewidth=1.6, label=None if index else label)
-        column[0].set_title(env, fontsize=11, loc="left")
-        for axes, name in zip(column, ("thousand environment steps", "minutes"), strict=True):
-            axes.set(xlabel=name, ylabel="return per episode", xlim=(0, None), ylim=(0, None))
+    """Learning curves, one row per environment that has runs, over steps (left) and over minutes (right)."""
+    methods = {method: look for method, look in METHODS.items() if any(reported(found, method, env) for env in ENVIRONMENTS)}
+    environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in methods)]
+    figure = Figure(figsize=(9, 2.6 * len(environments) + 1), dpi=110, layout="constrained")
+    grid = figure.subplots(len(environments), 2, squeeze=False, sharey="row")
+    for row, env in zip(grid, environments, strict=True):
+        for method, (_, colour) in methods.items():
+            for run in reported(found, method, env):
+                _draw_run(row, run, colour)
+        for label, values in ZOO_AGENTS.items():
+            for axes in row:
+                axes.axhline(values[ENVIRONMENTS.index(env)], color=GREY, linewidth=1, linestyle=ZOO_STYLES[label])
+        row[0].set_ylabel("return per episode")
+        row[0].set_title(env, fontsize=11, loc="left")
+        for axes in row:
+            axes.set(xlim=(0, None), ylim=(0, None))
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
-        column[0].legend(frameon=False, fontsize=8)
+    for axes, name in zip(grid[-1], ("thousand environment steps", "minutes"), strict=True):
+        axes.set_xlabel(name)
+    curves = [Line2D([], [], color=colour, label=label) for label, colour in methods.values()]
+    levels = [Line2D([], [], color=GREY, linestyle=style, label=f"{label}, rl-zoo's published agent: mean of 400k to 500k")
+              for label, style in ZOO_STYLES.items()]  # fmt: skip
+    figure.legend(handles=[*curves, *levels], loc="outside upper left", ncols=2, frameon=False, fontsize=8)
     figure.savefig(out)
+
+
+def _draw_run(row: Sequence[Axes], run: dict[str, np.ndarray], colour: str) -> None:
+    """One run over steps and over minutes: each evaluation (pale) and the mean of the last ``SMOOTH``."""
+    smoothed = np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
+    for axes, x in zip(row, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
+        axes.plot(x, run["mean_return"], color=colour, linewidth=0.8, alpha=0.25)
+        axes.plot(x[SMOOTH - 1 :], smoothed, color=colour, linewidth=1.6)
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
     """Draw the picture and fill the page's tables."""
     found = runs()
     draw(found, picture)
-    fill(page, "results table", results_table(found))
+    fill(page, "results table", f"{results_table(found)}\n{aims_row()}")
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
     fill(page, "averages table", averages_table())

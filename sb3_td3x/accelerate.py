@@ -54,12 +54,13 @@ def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_bef
         return request, "as requested"
     if chosen_before and not _obstacle(chosen_before, policy):
         return chosen_before, "as before"
-    best = "cudagraph" if policy.device.type == "cuda" else "compiled"
-    if obstacle := _obstacle(best, policy):
+    if policy.device.type == "cuda":
+        return "plain", "the CUDA graph has not been tested on a GPU yet, accelerate='cudagraph' asks for it"
+    if obstacle := _obstacle("compiled", policy):
         return "plain", obstacle
-    if best == "compiled" and updates_ahead < WORTH_COMPILING:
+    if updates_ahead < WORTH_COMPILING:
         return "plain", f"{updates_ahead:,.0f} updates ahead do not pay for compiling, {WORTH_COMPILING:,} do"
-    return best, f"{updates_ahead:,.0f} updates ahead"
+    return "compiled", f"{updates_ahead:,.0f} updates ahead"
 
 
 def _obstacle(path: str, policy: TD3Policy) -> str | None:

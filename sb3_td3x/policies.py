@@ -57,7 +57,8 @@ class TD3XPolicy(sb3.TD3Policy):
     :param normalize_images: divide images by 255
     :param optimizer_class: one optimiser for the actor, one for all critics
     :param optimizer_kwargs: keyword arguments of the optimiser, without the learning rate
-    :param n_critics: number of critics, 1 or more; the target takes the smallest of their values
+    :param n_critics: number of critics, 1 or more; the target is the smallest of their values, or the pool of their quantiles
+        without the largest
     :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
         Its target then moves with 2 tau, once with the actor and once with the critics
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``

@@ -66,7 +66,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     :param policy_kwargs: keyword arguments of the policy, see ``TD3XPolicy``
     :param verbose: 0 no output, 1 information, 2 debug messages
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
-    :param device: ``"auto"`` is CUDA where there is one, else the CPU
+    :param device: ``"auto"`` is CUDA where there is one, else the CPU. Not tested on a GPU yet
     :param _init_setup_model: build the networks now; only ``load`` turns this off
     :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, ``"cudagraph"``, or ``"auto"``, which chooses
         when a run starts and says why. All make the same updates up to rounding
@@ -77,7 +77,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, and
         1 for a policy class that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
     :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
-        for each critic: 0 to ``n_quantiles`` - 1, more against more overestimation. No matter with one quantile
+        for each critic: 0 to ``n_quantiles`` - 1. The more, the lower the targets. Without effect with one quantile
     :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
         ``learning_rate``
     :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' together; longer ones are scaled down

@@ -1,6 +1,9 @@
 """Which path the updates of a run take: what is asked for or an error, what pays under ``"auto"``, said once."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from sb3_td3x import TD3X, accelerate
 from sb3_td3x.accelerate import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
@@ -50,6 +53,12 @@ class TestChoosing:
         algorithm.accelerate = "fastest"
         with pytest.raises(ValueError, match="accelerate must be one of"):
             algorithm.train(1, 8)
+
+    def test_on_cuda_nothing_is_chosen_that_has_not_been_tested_there(self):
+        policy = SimpleNamespace(device=torch.device("cuda"))
+        path, reason = choose("auto", policy, 1e9)
+        assert path == "plain"
+        assert "accelerate='cudagraph'" in reason
 
     def test_a_cuda_graph_needs_cuda(self):
         with pytest.raises(ValueError, match="needs a CUDA device"):

@@ -19,7 +19,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, NonFiniteError, cli, experiment, load_vecnormalize, playing, scores
+from sb3_td3x import TD3X, NonFiniteError, __version__, cli, experiment, load_vecnormalize, playing, scores
 from sb3_td3x.curves import draw
 from sb3_td3x.evaluation import save_normalization
 from sb3_td3x.rundir import RunDir
@@ -62,6 +62,10 @@ def saved_run(tmp_path, env_id, algorithm):
     run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": env_id})
     algorithm.save(run.last_model)
     return run
+
+
+def test_tells_its_version():
+    assert td3x("--version") == f"{__version__}\n"
 
 
 class TestTrain:

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from sb3_td3x import __version__
 from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, report, study, train
 
 app = typer.Typer(
@@ -14,6 +16,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        print(__version__)  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None: ...
+
+
 app.command("train")(train.command)
 app.command("eval")(evaluate.command)
 app.command("enjoy")(enjoy.command)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def command(
     context: typer.Context,
     run_folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="With --resume: the run's folder.")] = None,
-    env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment.")] = None,
+    env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment, or module:Name.")] = None,
     steps: Annotated[float | None, typer.Option(help="Environment steps; the preset's number if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,
-    preset: Annotated[str, typer.Option(help="t3d (the texts' recipe), sb3 (rl-zoo3's values) or default.")] = "default",
+    preset: Annotated[str, typer.Option(help="default, sb3 (rl-zoo3's values) or t3d (a tutorial's).")] = "default",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: --set batch_size=128")] = None,
     n_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
     eval_freq: Annotated[int, typer.Option(help="Environment steps between evaluations.")] = 5_000,

@@ -79,9 +79,9 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         model.set_logger(logs.configure(folder, ["csv"]))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
         saving = TD3XCheckpointCallback(SAVE_FREQ, folder / "checkpoint")
-        with experiment.stopping_on_signal(saving.save_and_stop) as is_stopped:
+        with experiment.stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
-    return not is_stopped()
+    return model.num_timesteps >= options["steps"]
 
 
 def main(train: attempt.Train = train) -> None:

@@ -148,6 +148,8 @@ class FastUpdate:
     ) -> Losses:
         if len(noise) != self._batch_size or self._declined:
             return self._plain_update(batch, noise, settings, with_actor, number)
+        # A buffer's own batch may hold more, indices for example, which an update does not read
+        batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
         tensors = flat(batch)
         inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
         key = (with_actor, *settings.constants(), *layout(batch), *self._constants)
@@ -169,7 +171,7 @@ class FastUpdate:
     def _plain_update(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
     ) -> Losses:
-        """For a short batch, which is not worth a program of its own."""
+        """For a batch of another size, which is not worth a program of its own, or where no program can be made."""
         self._raise(self._first_bad())
         with th.enable_grad(), self.plain.running(len(noise)):
             losses = self.plain(batch, noise, settings, with_actor, number)

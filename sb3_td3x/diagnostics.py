@@ -20,7 +20,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x.exploration import noise_std
 from sb3_td3x.generators import generators_kept
 from sb3_td3x.loading import Loadable
-from sb3_td3x.replay import sample, stored_transitions
+from sb3_td3x.replay import can_sample, sample, stored_transitions
 from sb3_td3x.update import UpdateSettings, target_of
 
 SATURATED = 0.99
@@ -102,7 +102,7 @@ class Diagnosed(Loadable):
         self._pace = now, self._n_updates
         if before is not None:
             self.logger.record("time/updates_per_second", (self._n_updates - before[1]) / max(now - before[0], 1e-9))
-        if self._n_updates == 0 or self._is_refilling:
+        if self._n_updates == 0 or self._is_refilling or not can_sample(self.replay_buffer):
             return  # the critics know nothing yet, or the buffer holds next to nothing
         self.policy.set_training_mode(False)
         batch, noise = undisturbed_sample(

@@ -1,5 +1,6 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
+import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -267,12 +268,12 @@ def train(
     checkpoint = TD3XCheckpointCallback(max(run.experiment.save_freq // n_envs, 1), run.folder.checkpoints)
     with run.resources:
         try:
-            with stopping_on_signal(checkpoint.save_and_stop) as is_stopped:
+            with stopping_on_signal(checkpoint.save_and_stop):
                 run.model.learn(run.total, CallbackList([evaluation, *callbacks, checkpoint]), resume=run.is_resumed)
         finally:
             run.model.save(run.folder.last_model)
             save_normalization(run.model, run.folder.normalization)
-    return not is_stopped() or run.model.num_timesteps >= run.total
+    return run.model.num_timesteps >= run.total
 
 
 def require_device(device: str) -> None:
@@ -293,20 +294,24 @@ def require_device(device: str) -> None:
 
 
 @contextmanager
-def stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts. Gives a function that says whether one came."""
-    received: list[int] = []
+def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """
+    The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts.
+
+    In a process that a study has started, only SIGTERM counts: the terminal sends Ctrl-C to it too, and the study decides.
+    """
+    ours = [signal.SIGTERM] if multiprocessing.parent_process() else [signal.SIGTERM, signal.SIGINT]
 
     def receive(number: int, frame: FrameType | None) -> None:
-        received.append(number)
         stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # Only the main thread may handle signals
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    before = {number: signal.signal(number, receive) for number in ours if is_main}
     try:
-        yield lambda: bool(received)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -23,15 +23,12 @@ class OverlapVecEnv(VecEnvWrapper):
     """
 
     def __init__(self, venv: VecEnv):
-        innermost = venv
-        while isinstance(innermost, VecEnvWrapper):
-            innermost = innermost.venv
-        if isinstance(innermost, DummyVecEnv):
+        if isinstance(venv.unwrapped, DummyVecEnv):
             raise ValueError(
                 "overlap=True needs environments in other processes: use SubprocVecEnv or RayVecEnv, not DummyVecEnv"
             )
         super().__init__(venv)
-        self._innermost = innermost
+        self._innermost = venv.unwrapped
         self.pending: Callable[[], None] | None = None
 
     def finish(self) -> None:

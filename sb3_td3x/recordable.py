@@ -22,6 +22,9 @@ NETWORKS = ("critic", "actor")  # in the order in which an update moves them
 # In place of 0, by which torch's form of Adam for tensors divides (0 / 0 where a moment is 0); it moves no weight above 1e-22
 LEAST_RATE = 1e-30
 
+Trained = dict[str, list[tuple[th.Tensor, dict[str, th.Tensor]]]]
+"""By network: the parameters that its optimiser moves, each with its state."""
+
 
 class State:
     """What an update changes: all parameters and buffers of the policy, and the states of its optimisers."""
@@ -30,16 +33,17 @@ class State:
         self.networks = [getattr(policy, name) for name in NETWORKS]
         self.parameters = dict(policy.named_parameters())
         self.named = {**self.parameters, **dict(policy.named_buffers())}
+        self.trained = {name: update.trainable(network) for name, network in zip(NETWORKS, self.networks, strict=True)}
         self.moments = {
-            parameter: _adam_state(network.optimizer, parameter)
-            for network in self.networks
-            for parameter in update.trainable(network)
+            (name, parameter): _adam_state(network.optimizer, parameter)
+            for name, network in zip(NETWORKS, self.networks, strict=True)
+            for parameter in self.trained[name]
         }
         self.tensors = [tensor.detach() for tensor in self.named.values()]
         self.tensors += [tensor for state in self.moments.values() for tensor in state.values()]
         self.shares_steps = all(
-            len({float(network.optimizer.state[parameter]["step"]) for parameter in update.trainable(network)}) <= 1
-            for network in self.networks
+            len({float(self.moments[name, parameter]["step"]) for parameter in parameters}) <= 1
+            for name, parameters in self.trained.items()
         )
         self.modules = list(policy.modules())
         self.layout = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors]
@@ -64,7 +68,8 @@ class State:
 
     def constants(self, path: str) -> tuple[Any, ...]:
         """What a program made from this state contains and does not read anew at every update."""
-        trained = [parameter.requires_grad for parameter in self.parameters.values()]
+        held = [set(map(id, parameters)) for parameters in self.trained.values()]
+        trained = [id(parameter) in one for one in held for parameter in self.parameters.values()]
         modes = [module.training for module in self.modules]
         options = [tuple(_options(network.optimizer).items()) for network in self.networks]
         addresses = [tensor.data_ptr() for tensor in self.tensors] if path == "cudagraph" else []
@@ -129,11 +134,11 @@ class RecordableUpdate:
         stand_ins = {id(tensor): next(rest) for tensor in self.state.named.values()}
         for parameter in self.state.parameters.values():
             stand_ins[id(parameter)].requires_grad_(parameter.requires_grad)
-        moments = {
-            id(stand_ins[id(parameter)]): {key: next(rest) for key in state} for parameter, state in self.state.moments.items()
-        }
+        trained: Trained = {name: [] for name in NETWORKS}
+        for (name, parameter), state in self.state.moments.items():
+            trained[name].append((stand_ins[id(parameter)], {key: next(rest) for key in state}))
         with th.enable_grad(), precision.hidden_products(self.policy, self.numbers), exchanged(self.policy, stand_ins):
-            losses, fault = self._update(moments, *others)
+            losses, fault = self._update(trained, *others)
         with th.no_grad():
             for old, new in zip(kept, moved, strict=True):
                 old.copy_(th.where(fault == 0, new, old))
@@ -141,7 +146,7 @@ class RecordableUpdate:
 
     def _update(
         self,
-        moments: dict[int, dict[str, th.Tensor]],
+        trained: Trained,
         numbers: th.Tensor,
         fault: th.Tensor,
         noise: th.Tensor,
@@ -152,19 +157,18 @@ class RecordableUpdate:
         faults = [fault]
 
         def descend(network: BaseModel, loss: th.Tensor, name: str, max_norm: float | th.Tensor | None) -> None:
-            parameters = update.trainable(network)
-            if not parameters:
+            if not trained[name]:
                 return  # the user has frozen the whole network
-            found = th.autograd.grad(loss, parameters, allow_unused=True)
-            pairs = zip(parameters, found, strict=True)
-            reached = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+            found = th.autograd.grad(loss, [parameter for parameter, _ in trained[name]], allow_unused=True)
+            pairs = zip(trained[name], found, strict=True)
+            reached = [(*one, gradient) for one, gradient in pairs if gradient is not None]
             if not reached:
                 return
-            gradients = list(reached.values())
+            parameters, states, gradients = map(list, zip(*reached, strict=True))
             good = update.is_finite(loss, gradients)
             faults[0] = th.where((faults[0] == 0) & ~good, NETWORKS.index(name) + 1, faults[0])
             gradients = update.clipped(gradients, max_norm)
-            _adam_step(list(reached), gradients, moments, learning_rates[name], options[name], self.state.shares_steps)
+            _adam_step(parameters, gradients, states, learning_rates[name], options[name], self.state.shares_steps)
 
         settings = self.settings.with_inputs(numbers[: -len(NETWORKS)].to(noise.dtype))
         batch = rebuilt(self.batch, tensors)
@@ -194,13 +198,12 @@ def exchanged(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> Iterator[N
 def _adam_step(
     parameters: list[th.Tensor],
     gradients: list[th.Tensor],
-    moments: dict[int, dict[str, th.Tensor]],
+    states: list[dict[str, th.Tensor]],
     learning_rate: th.Tensor,
     options: dict[str, Any],
     shares_steps: bool,
 ) -> None:
     """torch's own Adam on tensors alone; ``differentiable`` is its form that reads no number on the host."""
-    states = [moments[id(parameter)] for parameter in parameters]
     # In float32 1 - beta**step loses five digits. One count for all parameters: its powers are computed once
     steps = [(states[0] if shares_steps else state)["step"].double() for state in states]
     with th.no_grad():

@@ -44,6 +44,11 @@ def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th
     return th.as_tensor(array, device=device)
 
 
+def can_sample(buffer: ReplayBuffer) -> bool:
+    """Whether there is a transition to draw; hindsight replay draws from episodes that have ended."""
+    return buffer.size() > 0 and (not isinstance(buffer, HerReplayBuffer) or bool((buffer.ep_length > 0).any()))
+
+
 def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
     """
     End the episodes that were not at their end and will not go on, as if cut by a time limit.

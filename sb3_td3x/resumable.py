@@ -10,7 +10,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.replay import cut
@@ -55,9 +55,12 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         try:
-            return super().collect_rollouts(*args, **kwargs)
+            rollout = super().collect_rollouts(*args, **kwargs)
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
+        if not rollout.continue_training:
+            self._last_obs = None  # SB3 has not stored the last step: the next `learn` may not go on from before it
+        return rollout
 
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
@@ -93,13 +96,12 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        while isinstance(env, VecEnvWrapper):
-            env = env.venv
-        if not isinstance(env, SubprocVecEnv):
+        innermost = None if env is None else env.unwrapped
+        if not isinstance(innermost, SubprocVecEnv):
             raise
-        for process in env.processes:
+        for process in innermost.processes:
             process.join(timeout=1)  # its pipe closes a moment before it ends
-        dead = {index: process.exitcode for index, process in enumerate(env.processes) if not process.is_alive()}
+        dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
         if not dead:
             raise
         codes = ", ".join(map(str, dead.values()))

@@ -162,9 +162,10 @@ def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSe
     return loss.detach()
 
 
-def trainable(network: nn.Module) -> list[nn.Parameter]:
-    """The parameters that the user has not frozen."""
-    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+def trainable(network: BaseModel) -> list[nn.Parameter]:
+    """The parameters that the network's optimiser holds and the user has not frozen."""
+    held = {parameter for group in network.optimizer.param_groups for parameter in group["params"]}
+    return [parameter for parameter in network.parameters() if parameter.requires_grad and parameter in held]
 
 
 def is_finite(loss: th.Tensor, gradients: list[th.Tensor]) -> th.Tensor:

@@ -15,6 +15,7 @@ import pytest
 import torch as th
 import yaml
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
@@ -117,6 +118,9 @@ class TestTrain:
             np.load(run / "evaluations.npz")["results"] for run in (trained[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1")
         )
         np.testing.assert_array_equal(first, second)
+
+    def test_a_run_that_a_callback_ends_has_not_reached_its_end(self, tmp_path):
+        assert not experiment.train(prepared(tmp_path, "Pendulum-v1", steps=1000), [StopTrainingOnMaxEpisodes(1)])
 
     def test_a_new_run_never_touches_an_old_one(self, tmp_path):
         for _ in range(2):

@@ -14,12 +14,14 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import LogEveryNTimesteps
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from sb3_td3x import TD3X
 from sb3_td3x.accelerate import _has_compiler
 from sb3_td3x.diagnostics import measure, undisturbed_sample
 from sb3_td3x.exploration import noise_std
@@ -95,6 +97,13 @@ class TestNumbers:
         np.random.seed(0)
         assert noise_std(correlated) == pytest.approx(np.std([correlated() for _ in range(40_000)]), rel=0.03)
         assert noise_std(type("Own", (NormalActionNoise.__base__,), {"__call__": lambda self: 0})()) is None
+
+    def test_an_empty_buffer_has_none(self, tmp_path):
+        model().learn(30).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded.set_logger(configure(str(tmp_path), ["csv"]))
+        loaded.learn(30, LogEveryNTimesteps(1))  # a new run with a trained actor
+        assert [bool(row["train/q_mean"]) for row in rows(tmp_path)] == [False] + [True] * 29
 
     def test_sizes_and_noise_in_the_log(self, tmp_path):
         logged(tmp_path, action_noise=0.25, learning_starts=50, env=DummyVecEnv([LineEnv] * 2), buffer_size=100)

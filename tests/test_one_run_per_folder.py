@@ -80,6 +80,18 @@ class TestOneWriter:
         with RunLock(tmp_path):
             pass
 
+    def test_a_disk_without_hard_links_will_do(self, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", refuse)
+        for _ in range(2):
+            with RunLock(tmp_path), pytest.raises(RunLockedError, match=f"process {os.getpid()} on"), RunLock(tmp_path):
+                pass
+        self.leave_lock(tmp_path, boot="another")
+        with RunLock(tmp_path):
+            pass
+
     def test_its_heart_beats(self, tmp_path, monkeypatch):
         monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
         with RunLock(tmp_path):

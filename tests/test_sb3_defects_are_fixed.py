@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -236,6 +237,13 @@ class TestAnEpisodeThatDoesNotGoOn:
         batch = algorithm.replay_buffer.sample(500)
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
+
+    def test_is_one_that_a_callback_ended_inside_a_step(self):
+        """SB3 has not stored that step, which for ``StopTrainingOnMaxEpisodes`` is the last of an episode."""
+        algorithm = model(CountingEnv(), learning_starts=1000).learn(1000, StopTrainingOnMaxEpisodes(2))
+        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
+        moved = buffer.next_observations[: buffer.size(), 0] - buffer.observations[: buffer.size(), 0]
+        assert moved.tolist() == [[0, 1]] * buffer.size() == [[0, 1]] * 44
 
     def test_goes_on_where_it_goes_on(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)

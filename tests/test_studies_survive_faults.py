@@ -1,6 +1,7 @@
 """A study whose processes, machines or driver are killed ends as if they had not been: no run is lost, none begins again."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from sb3_td3x import experiment
 from sb3_td3x.checkpoint import RunLock, lock
 from sb3_td3x.checkpoint.lock import is_held
 from sb3_td3x.errors import RunLockedError
@@ -95,6 +97,32 @@ class TestNodes:
         os.utime(folder / "lock", times=(time.time() - lock.STALE_SECONDS + 2,) * 2)
         assert is_held(folder / "lock")
         assert made(runs, tmp_path)[run.name].is_finished
+
+
+def told(connection):
+    """In a process that ignores Ctrl-C, as a study's do: how often signals said to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stops = []
+    with experiment.stopping_on_signal(lambda: stops.append(1)):
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            connection.send(len(stops))
+
+
+def test_a_terminals_ctrl_c_is_for_the_study_which_tells_its_runs():
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=told, args=(sender,))
+    process.start()
+    process.join()
+    assert [receiver.recv() for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_an_error_of_any_length_is_told():
+    class Endless(Exception):
+        def __str__(self):
+            return "x" * 10**7
+
+    assert len(runners._line(Endless())) < 2**12  # a pipe holds 64 kB for one who does not read yet
 
 
 class TestDrivers:

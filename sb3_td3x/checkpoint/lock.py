@@ -55,7 +55,7 @@ class RunLock:
         try:
             for _ in range(3):  # another process may take or leave the lock meanwhile
                 try:
-                    os.link(beside, self.path)  # fails if there is one; its content is there with its name
+                    self._name(beside)
                     return
                 except FileExistsError:
                     holder = _read(self.path)
@@ -66,6 +66,16 @@ class RunLock:
         finally:
             beside.unlink(missing_ok=True)
 
+    def _name(self, beside: Path) -> None:
+        """Make the lock, unless there is one (``FileExistsError``)."""
+        try:
+            os.link(beside, self.path)  # its content is there with its name
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without hard links, as exFAT and some network and FUSE file systems
+            with self.path.open("x") as file:
+                file.write(beside.read_text())
+
     def _put_away(self, token: object) -> None:
         """Remove the lock that was left behind, but not one that somebody has taken since it was looked at."""
         aside = self.path.with_name(f".lock.{self.token}.stale")
@@ -75,7 +85,7 @@ class RunLock:
             return
         if _read(aside).get("token") != token:
             with suppress(FileExistsError):
-                os.link(aside, self.path)
+                self._name(aside)
         aside.unlink(missing_ok=True)
 
     def _beat(self) -> None:

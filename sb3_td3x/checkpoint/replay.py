@@ -18,7 +18,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from sb3_td3x import files
 from sb3_td3x.errors import CheckpointError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
-from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.replay import DeviceReplayBuffer, cut
 from sb3_td3x.serialization import arrays
 
 COVERED = (
@@ -26,7 +26,12 @@ COVERED = (
 )  # fmt: skip
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 PRIORITIES = ("priorities", "_largest")
-MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)  # of hindsight replay: what changes for old transitions
+MARKS = (
+    "ep_start",
+    "ep_length",
+    "_current_ep_start",
+    *PRIORITIES,
+)  # what changes for old transitions, in hindsight and prioritised replay
 SMALL_ROWS = 10_000
 """A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
 
@@ -62,14 +67,16 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
     return {**_kind(buffer), "added": added, "segments": segments}
 
 
-def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged: bool = False) -> list[str]:
+def load(
+    buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged: bool = False
+) -> tuple[list[str], np.ndarray]:
     """
     Fill an empty buffer with what was saved.
 
     :param buffer: of the saved class, size and spaces
     :param saved: from ``save``
     :param drop_damaged: go on without the transitions of damaged segments
-    :return: what is missing, in words
+    :return: what is missing, in words; and which rows of the buffer hold a transition, ``(buffer_size,)``
     :raises CheckpointError: naming a segment that is damaged, or saved from another kind of buffer
     """
     if (kind := _kind(buffer)) != {name: saved[name] for name in kind}:
@@ -87,8 +94,8 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged
             if not drop_damaged:
                 raise
             missing.append(f"transitions {segment['first']} to {segment['last'] - 1} ({error})")
-    _place(buffer, folder, intact, saved["added"], bool(missing))
-    return missing
+    held = _place(buffer, folder, intact, saved["added"], bool(missing))
+    return missing, held
 
 
 def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
@@ -115,6 +122,20 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray], is_complete: b
         if name in PRIORITIES and not (np.isfinite(value) & (value >= 0)).all():
             raise ValueError(f"{name} holds what is no priority")
         array[: len(value)] = value
+
+
+def forget_broken_episodes(buffer: HerReplayBuffer, held: np.ndarray) -> None:
+    """
+    Draw from no episode of which a transition is missing: its goals would be drawn from rows that hold nothing.
+
+    :param held: from ``load``
+    """
+    missing = np.flatnonzero(~held[: buffer.size()])
+    for env in range(buffer.n_envs):
+        broken = buffer.ep_start[missing, env]
+        buffer.ep_length[np.isin(buffer.ep_start[:, env], broken), env] = 0
+        if buffer._current_ep_start[env] in broken:  # what is left of it begins here
+            buffer._current_ep_start[env] = buffer.pos
 
 
 def _kind(buffer: ReplayBuffer) -> dict[str, Any]:
@@ -205,25 +226,30 @@ def _kept(buffer: ReplayBuffer, previous: dict[str, Any], new_rows: int) -> list
     return kept
 
 
-def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], added: int, incomplete: bool) -> None:
+def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], added: int, incomplete: bool) -> np.ndarray:
+    """Fill the buffer; return which of its rows hold a transition, ``(buffer_size,)``."""
     memory = _memory(buffer)
     in_place = not incomplete or isinstance(buffer, HerReplayBuffer)  # whose marks name indices
     oldest = max(added - buffer.buffer_size, 0)
     count = 0
+    held = np.zeros(buffer.buffer_size, dtype=bool)
     for segment in segments:
         numbers = np.arange(max(segment["first"], oldest), segment["last"])
+        if incomplete and not in_place and count:
+            buffer.pos = count
+            cut(buffer)  # what comes next in memory did not come next in time
         index = numbers % buffer.buffer_size if in_place else np.arange(count, count + len(numbers))
-        count += len(numbers)
         for name, rows in _read(folder / segment["file"], memory, segment["last"] - segment["first"]).items():
             values = rows[len(rows) - len(numbers) :]
             if isinstance(memory[name], th.Tensor):
                 memory[name][th.from_numpy(index)] = th.from_numpy(values).to(memory[name])
             else:
                 memory[name][index] = values
-        if incomplete and not in_place:
-            buffer.timeouts[count - 1] = 1  # what comes next in memory did not come next in time
+        held[index] = True
+        count += len(numbers)
     end = added if in_place else count
     buffer.pos, buffer.full = end % buffer.buffer_size, end >= buffer.buffer_size
+    return held
 
 
 def _read(path: Path, memory: dict[str, Any], length: int) -> dict[str, np.ndarray]:

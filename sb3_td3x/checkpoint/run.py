@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -86,6 +87,8 @@ def _add(
     with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
         model.save(partial_folder / MODEL)
         surroundings = world.get(env)
+        if model._last_obs is None and model._last_episode_starts is not None:
+            surroundings["complete"] = False  # a callback ended `learn` inside a step: the episodes do not go on
         state = {
             "generators": generators.state(model.action_space),
             "world": surroundings,
@@ -180,7 +183,7 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
     if not found.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
     try:
-        missing = replay.load(model.replay_buffer, store.segments, found.manifest["replay"], drop_damaged)
+        missing, held = replay.load(model.replay_buffer, store.segments, found.manifest["replay"], drop_damaged)
     except CheckpointError as error:
         raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
                               "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
@@ -190,6 +193,8 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
             replay.set_marks(model.replay_buffer, marks, is_complete=not missing)
         except (ValueError, TypeError) as error:
             raise CheckpointError(found.path / MARKS, f"does not fit the replay buffer: {error}") from error
+    if missing and isinstance(model.replay_buffer, HerReplayBuffer):
+        replay.forget_broken_episodes(model.replay_buffer, held)
     return missing
 
 

@@ -24,6 +24,8 @@ from sb3_td3x.study.grid import StudyRun
 RETRIES = 5
 """Times that a run's process or machine may be lost."""
 
+LONGEST_LINE = 2_000
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -156,4 +158,5 @@ def _end_with_parent() -> None:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__
+    """Short enough for the pipe's memory: nobody reads it before the process has ended."""
+    return " ".join(f"{error}".split())[:LONGEST_LINE] or type(error).__name__

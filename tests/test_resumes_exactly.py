@@ -263,6 +263,15 @@ class TestSaysWhatIsNotExact:
         assert written[0]["steps"] == first
         assert "cut" in written[0]["not_restored"][0]
 
+    @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
+    def test_an_episode_that_a_callback_ended_inside_a_step_is_cut(self, tmp_path, env):
+        learner = model(seeded(env)).learn(1000, StopTrainingOnMaxEpisodes(2))  # SB3 does not store that step
+        assert save_run(learner, tmp_path).manifest["not_exact"] != []
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            buffer = resume_run(tmp_path, seeded(env)).learn(100, resume=True).replay_buffer
+        moved = buffer.next_observations[: buffer.size()] - buffer.observations[: buffer.size()]
+        assert np.abs(moved).max() < 0.21  # an action moves by 0.2 at most, a new episode begins up to 1 away
+
     def test_n_step_returns_do_not_cross_the_cut(self, tmp_path):
         learner = model(DummyVecEnv([LineEnv]), n_steps=3)
         learner.learn(25)

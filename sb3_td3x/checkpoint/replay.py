@@ -26,12 +26,8 @@ COVERED = (
 )  # fmt: skip
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 PRIORITIES = ("priorities", "_largest")
-MARKS = (
-    "ep_start",
-    "ep_length",
-    "_current_ep_start",
-    *PRIORITIES,
-)  # what changes for old transitions, in hindsight and prioritised replay
+# What changes for old transitions, in hindsight and prioritised replay
+MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)
 SMALL_ROWS = 10_000
 """A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sb3_td3x import __version__
 from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, report, study, train
+from sb3_td3x.version import __version__
 
 app = typer.Typer(
     help="Train, watch and compare TD3X agents.",

@@ -113,6 +113,7 @@ def test_a_terminals_ctrl_c_is_for_the_study_which_tells_its_runs():
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=told, args=(sender,))
     process.start()
+    sender.close()  # an end of the process is an end of the pipe
     process.join()
     assert [receiver.recv() for _ in range(4)] == [0, 0, 1, 1]
 

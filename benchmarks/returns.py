@@ -19,9 +19,11 @@ from results import RETURNS, versions
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import environments, experiment
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, logs, resume_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.evaluation import Evaluation
+from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
+from sb3_td3x.rundir import RunDir
 from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.grid import StudyRun
@@ -52,7 +54,7 @@ def train(run: StudyRun, folder: Path) -> bool:
     is_finished = attempt.train_td3x(run, folder) if run.algo == "td3x" else train_sb3(run, folder)
     if is_finished:
         RETURNS.mkdir(parents=True, exist_ok=True)
-        resumed = Store(folder / "checkpoint").checkpoints()[-1].manifest["resumed"]
+        resumed = Store(RunDir(folder, run.env).checkpoints).checkpoints()[-1].manifest["resumed"]
         facts = {"run": asdict(run), "versions": versions(), "resumed": resumed}
         FOLDER.table(run).with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
     return is_finished
@@ -60,25 +62,26 @@ def train(run: StudyRun, folder: Path) -> bool:
 
 def train_sb3(run: StudyRun, folder: Path) -> bool:
     th.set_num_threads(1)
+    place = RunDir(folder, run.env)
     environments.require_registered(run.env)
     algorithm, options = sb3_algorithm(run.algo), run.options
     with RunLock(folder):
         train_env = environments.build(run.env, run.seed, environments.TRAINING)
         eval_env = environments.build(run.env, run.seed, environments.EVALUATION)
-        saved = Store(folder / "checkpoint").checkpoints()
+        saved = Store(place.checkpoints).checkpoints()
         if saved and saved[-1].is_finished:
             return True
         if saved:
-            model = resume_run(folder / "checkpoint", train_env, trust=True, algorithm=algorithm, device="cpu")
+            model = resume_run(place.checkpoints, train_env, trust=True, algorithm=algorithm, device="cpu")
         else:
             arguments = dict(options["arguments"])
             if "noise_std" in options:
                 size = train_env.action_space.shape[0]
                 arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, options["noise_std"]))
             model = algorithm("MlpPolicy", train_env, seed=run.seed, device="cpu", **arguments)
-        model.set_logger(logs.configure(folder, ["csv"]))
+        model.set_logger(logs.configure(place.log))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
-        saving = TD3XCheckpointCallback(SAVE_FREQ, folder / "checkpoint")
+        saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         with experiment.stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,10 +16,10 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import environments, presets
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, logs, resume_run
-from sb3_td3x.checkpoint.lock import is_held
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.evaluation import AfterEvaluation, Evaluation, SaveNormalization, save_normalization
+from sb3_td3x.lock import RunLock, is_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import CHECKED, checked, whole
 from sb3_td3x.td3x import TD3X
@@ -165,7 +164,7 @@ def prepare(experiment: Experiment, path: Path | None = None) -> Run:
             if isinstance(error, Exception):
                 raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
             raise
-        model.set_logger(logs.configure(folder.path, _log_formats()))
+        model.set_logger(logs.configure(folder.log))
         return Run(experiment, folder, entry, model, evaluation, False, resources.pop_all())
 
 
@@ -212,7 +211,7 @@ def resume(
         )
         if steps is not None:
             folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
-        model.set_logger(logs.configure(folder.path, _log_formats()))
+        model.set_logger(logs.configure(folder.log))
         return Run(experiment, folder, entry, model, evaluation, True, resources.pop_all())
 
 
@@ -220,7 +219,7 @@ def unfinished(experiment: Experiment) -> list[RunDir]:
     """The runs of these settings that could be resumed, newest last; those that are being written are left out."""
     wanted = _settings(_arguments(experiment))
     runs = _all_unfinished(experiment)
-    return [folder for folder, theirs in runs if theirs == wanted and not is_held(folder.path / "lock")]
+    return [folder for folder, theirs in runs if theirs == wanted and not is_held(folder.path)]
 
 
 def differing_settings(experiment: Experiment) -> dict[str, list[str]]:
@@ -333,10 +332,6 @@ def _close(env: VecEnv) -> None:
     """Also where a process of it has died."""
     with suppress(EOFError, ConnectionError):
         env.close()
-
-
-def _log_formats() -> list[str]:
-    return ["csv", "tensorboard"] if find_spec("tensorboard") is not None else ["csv"]
 
 
 def open_env(

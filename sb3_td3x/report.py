@@ -122,14 +122,13 @@ def _scores(run: RunDir, notes: list[str]) -> Scores | None:
 
 def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
     """The log's columns of numbers, each ``(lines,)``, NaN where a line has none."""
-    path = run.path / "progress.csv"
-    if not path.is_file() or run.leads_out(path):
-        notes.append("The run has no log (progress.csv): there are no training diagnostics.")
+    if not run.log.is_file() or run.leads_out(run.log):
+        notes.append(f"The run has no log ({run.log.name}): there are no training diagnostics.")
         return {}
     try:
-        rows = csv_lines(path)
+        rows = csv_lines(run.log)
     except ValueError as error:
-        notes.append(f"progress.csv cannot be read: {error}")
+        notes.append(f"{run.log.name} cannot be read: {error}")
         return {}
     names = [name for name in (rows[0] if rows else {}) if name]
     return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}

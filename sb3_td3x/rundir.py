@@ -11,12 +11,15 @@ import numpy as np
 import yaml
 
 from sb3_td3x import files
+from sb3_td3x.lock import LOCK
 from sb3_td3x.serialization import arrays, links
 
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
 """A line per evaluation, for people and tables."""
-LOG = "output.log"
+EVALUATIONS = "evaluations.npz"
+"""What SB3's ``EvalCallback`` writes."""
+PRINTED = "output.log"
 """What a run of a study prints, attempt by attempt."""
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 100_000, 10_000, 20
 """Of the settings of a run: a stranger's may hold more."""
@@ -109,8 +112,13 @@ class RunDir:
         return self.settings / "vecnormalize_best.pkl"
 
     @property
+    def log(self) -> Path:
+        """SB3's log of the training, a line per dump."""
+        return self.path / "progress.csv"
+
+    @property
     def evaluations(self) -> Path:
-        return self.path / "evaluations.npz"
+        return self.path / EVALUATIONS
 
     @property
     def best_model(self) -> Path:
@@ -184,7 +192,7 @@ class RunDir:
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 
     def _content(self) -> list[Path]:
-        return [path for path in self.path.iterdir() if path.name not in ("lock", LOG)]
+        return [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED)]
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.rundir import SCORES, RunDir
+from sb3_td3x.rundir import EVALUATIONS, SCORES, RunDir
 
 NUMBERS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *NUMBERS)
@@ -85,7 +85,7 @@ def _sources(path: Path) -> list[Path]:
     if path.is_file() or _is_run(path):
         return [path]
     runs = [run for run in sorted(path.glob("runs/*")) if _is_run(run)]
-    if evaluated := [run for run in runs if (run / "evaluations.npz").exists()]:
+    if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
         return evaluated
     if runs:
         raise ValueError(f"no run of the study {path} has evaluations yet")

@@ -12,9 +12,9 @@ REFERENCE = PACKAGE.parent / "docs" / "api.md"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "files", "settings", "generators", "rule", "critics", "observations", "precision", "exploration",
-    "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "overlap", "loading",
-    "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
+    "version", "errors", "files", "lock", "settings", "generators", "rule", "critics", "observations", "precision",
+    "exploration", "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "overlap",
+    "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing", "report",
     "hub", "speed", "study", "cli", "zoo", "__main__",
 ]  # fmt: skip

@@ -13,8 +13,9 @@ from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, experiment, files
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.errors import UntrustedModelError
+from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
 from tests.resuming import seeded

@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from sb3_td3x.checkpoint import RunLock, Store, TD3XCheckpointCallback, lock, resume_run, save_run
+from sb3_td3x import lock
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, RunLockedError
+from sb3_td3x.lock import RunLock
 from tests.resuming import seeded
 from tests.tools import model
 

@@ -189,7 +189,7 @@ class TestCallbacks:
             return True
 
         def learner(run):
-            run.set_logger(logs.configure(tmp_path, ["csv"]))
+            run.set_logger(logs.configure(tmp_path / "progress.csv"))
             return run
 
         def rows():
@@ -205,12 +205,28 @@ class TestCallbacks:
         for name in ("time/episodes", "time/total_timesteps", "early", "late"):
             assert [row[name] for row in rows()] == [row[name] for row in before], name
 
-    def test_a_csv_is_on_the_disk_before_its_next_line_and_known_under_any_name_of_its_folder(self, tmp_path):
+    def test_a_csv_is_never_emptied(self, tmp_path, monkeypatch):
+        path = tmp_path / "progress.csv"
+        path.write_text("step\n1\n")
+        held = []
+
+        def opened(name, mode):
+            file = open(name, mode)  # noqa: SIM115  # SB3's to close
+            held.append(path.read_text())
+            return file
+
+        monkeypatch.setattr("stable_baselines3.common.logger.open", opened, raising=False)
+        logger = logs.configure(path)
+        logger.record("step", 2)
+        logger.dump()
+        assert set(held) == {"step\n1\n"}
+        assert path.read_text() == "step\n1\n2\n"
+
+    def test_a_csv_is_known_under_any_name_of_its_folder(self, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "run")
         (tmp_path / "run" / "progress.csv").write_text("step\n1\n")
-        logger = logs.configure(tmp_path / "link", ["csv"])
-        assert (tmp_path / "run" / "progress.csv").read_text() == "step\n1\n"
+        logger = logs.configure(tmp_path / "link" / "progress.csv")
         assert logs.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2}
 
     def test_a_callback_of_unknown_state_is_named(self, tmp_path):

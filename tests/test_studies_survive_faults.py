@@ -11,9 +11,8 @@ import time
 import pytest
 
 from sb3_td3x import experiment
-from sb3_td3x.checkpoint import RunLock, lock
-from sb3_td3x.checkpoint.lock import is_held
 from sb3_td3x.errors import RunLockedError
+from sb3_td3x.lock import STALE_SECONDS, RunLock, is_held
 from sb3_td3x.study import runners
 from sb3_td3x.study.folder import StudyFolder
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
@@ -94,8 +93,8 @@ class TestNodes:
         folder = StudyFolder.at(tmp_path).run(run)
         folder.mkdir(parents=True)
         (folder / "lock").write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "left"}))
-        os.utime(folder / "lock", times=(time.time() - lock.STALE_SECONDS + 2,) * 2)
-        assert is_held(folder / "lock")
+        os.utime(folder / "lock", times=(time.time() - STALE_SECONDS + 2,) * 2)
+        assert is_held(folder)
         assert made(runs, tmp_path)[run.name].is_finished
 
 
@@ -154,7 +153,7 @@ class TestDrivers:
         assert process.returncode == 1
         assert "stopped; runs under way have saved a checkpoint" in printed
         stopped_at = [saved_steps(out, run)[-1] for run in runs]
-        assert not any(is_held(StudyFolder.at(out).run(run) / "lock") for run in runs)
+        assert not any(is_held(StudyFolder.at(out).run(run)) for run in runs)
 
         process = started_until(max(stopped_at) + 200)
         process.send_signal(signal.SIGKILL)

@@ -2,14 +2,13 @@
 Runs that survive being killed.
 
 ``save_run`` writes a checkpoint, ``resume_run`` goes on from one, ``TD3XCheckpointCallback`` saves while training.
-Below them: ``store`` (the folder), ``replay`` (transitions), ``world`` (environments), ``callbacks``, ``generators``,
-``logs`` and ``lock`` (one writer per run).
+Below them: ``store`` (the folder), ``replay`` (transitions), ``world`` (environments), ``callbacks``, ``generators``
+and ``logs``.
 """
 
 from sb3_td3x.checkpoint.callback import TD3XCheckpointCallback
-from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.checkpoint.run import resume_run, save_run
 from sb3_td3x.checkpoint.store import Checkpoint, Store
 from sb3_td3x.checkpoint.world import ResumableEnv
 
-__all__ = ["Checkpoint", "ResumableEnv", "RunLock", "Store", "TD3XCheckpointCallback", "resume_run", "save_run"]
+__all__ = ["Checkpoint", "ResumableEnv", "Store", "TD3XCheckpointCallback", "resume_run", "save_run"]

@@ -1,11 +1,11 @@
 """Log files that go on where a checkpoint was made: what a lost process wrote after it would be written twice."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common import logger as sb3
-from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import CSVOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import world
@@ -41,22 +41,28 @@ def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step
             output.file.seek(0, os.SEEK_END)
 
 
-def configure(folder: Path, formats: list[str]) -> Logger:
-    """
-    SB3's ``configure``, but what ``progress.csv`` holds stays.
+class ContinuedCSV(CSVOutputFormat):
+    """SB3's, but what the file holds stays: SB3 empties it, and a process that is killed then could not put it back."""
 
-    :param folder: of the log files
-    :param formats: SB3's names, such as ``"csv"`` and ``"tensorboard"``
+    def __init__(self, path: Path):
+        super().__init__(os.devnull)
+        self.file.close()
+        path.touch()
+        self.file = path.open("r+")
+        self.keys = [key for key in self.file.readline().rstrip("\n").split(",") if key]
+        self.file.seek(0, os.SEEK_END)
+
+
+def configure(path: Path) -> Logger:
     """
-    progress = folder / "progress.csv"
-    kept = progress.read_text() if progress.exists() else ""
-    logger = sb3.configure(str(folder), formats)
-    for output in logger.output_formats:
-        if isinstance(output, CSVOutputFormat) and kept:
-            output.file.write(kept)
-            output.file.flush()  # or a process that is killed before its first line has lost them
-            output.keys = kept.splitlines()[0].split(",")
-    return logger
+    SB3's logger for a run, which may be one that goes on.
+
+    :param path: of the CSV, whose lines stay; TensorBoard's files are beside it, if TensorBoard is installed
+    """
+    outputs: list[KVWriter] = [ContinuedCSV(path)]
+    if find_spec("tensorboard") is not None:
+        outputs.append(TensorBoardOutputFormat(str(path.parent)))
+    return Logger(str(path.parent), outputs)
 
 
 def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from sb3_td3x import files
 from sb3_td3x.checkpoint import shapes
-from sb3_td3x.checkpoint.lock import RunLock
 from sb3_td3x.errors import CheckpointError
+from sb3_td3x.lock import RunLock
 from sb3_td3x.serialization import links
 
 FORMAT = 1

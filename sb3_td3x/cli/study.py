@@ -74,7 +74,7 @@ def _report(console: Console, table: "RunsTable", summary: Path) -> None:
     for outcome in table.outcomes.values():
         if outcome.error:
             console.print(f"{outcome.run.name} failed: {outcome.error}", soft_wrap=True)
-            console.print(f"  see {table.folder.run(outcome.run) / 'output.log'}", soft_wrap=True)
+            console.print(f"  see {table.folder.printed(outcome.run)}", soft_wrap=True)
     done = table.count("done")
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}", soft_wrap=True)
     if done < len(table.runs):

@@ -13,9 +13,9 @@ import yaml
 
 from sb3_td3x import environments, experiment
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.checkpoint.lock import STALE_SECONDS, is_held
 from sb3_td3x.experiment import Experiment
-from sb3_td3x.rundir import LOG, RunDir
+from sb3_td3x.lock import STALE_SECONDS, is_held
+from sb3_td3x.rundir import RunDir
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.grid import StudyRun
 
@@ -36,8 +36,8 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
-    with _logged(path / LOG):
-        _wait_for(path / "lock")
+    with _logged(folder.printed(run)):
+        _wait_for(path)
         if not folder.is_finished(run) and train(run, path):
             folder.finish(run)
     return folder.is_finished(run)
@@ -45,7 +45,7 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
 
 def train_td3x(run: StudyRun, path: Path) -> bool:
     """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
-    saved = Store(path / "checkpoint").checkpoints()
+    saved = Store(RunDir(path, run.env).checkpoints).checkpoints()
     if saved and saved[-1].is_finished:
         return True
     if saved:
@@ -101,10 +101,10 @@ def _flow(value: object) -> str:
     return yaml.safe_dump([value], default_flow_style=True, width=float("inf")).strip()[1:-1]
 
 
-def _wait_for(lock: Path) -> None:
+def _wait_for(folder: Path) -> None:
     """Wait until a writer that may be dead is known to be; one that lives is refused by its lock afterwards."""
     deadline = time.monotonic() + 2 * STALE_SECONDS
-    while is_held(lock) and time.monotonic() < deadline:
+    while is_held(folder) and time.monotonic() < deadline:
         time.sleep(0.5)
 
 

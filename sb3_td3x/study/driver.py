@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 
-from sb3_td3x.checkpoint import RunLock
+from sb3_td3x.lock import RunLock
 from sb3_td3x.study.attempt import Train, attempt
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.grid import StudyRun

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sb3_td3x import files
 from sb3_td3x.evaluation import SCORE_COLUMNS
-from sb3_td3x.rundir import SCORES
+from sb3_td3x.rundir import PRINTED, SCORES
 from sb3_td3x.study.grid import StudyRun
 
 COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
@@ -31,6 +31,10 @@ class StudyFolder:
     def run(self, run: StudyRun) -> Path:
         """The run's folder: the same on every node and at every attempt."""
         return self.runs / run.name
+
+    def printed(self, run: StudyRun) -> Path:
+        """What the run's attempts print."""
+        return self.run(run) / PRINTED
 
     def table(self, run: StudyRun) -> Path:
         return self.tables / f"{run.name}.csv"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.checkpoint.lock import is_held
+from sb3_td3x.lock import is_held
+from sb3_td3x.rundir import RunDir
 from sb3_td3x.study.folder import StudyFolder, scores
 from sb3_td3x.study.grid import StudyRun
 
@@ -27,16 +28,16 @@ class Progress:
 
 def progress(run: StudyRun, folder: StudyFolder) -> Progress:
     """How far a run is, whichever machine makes it."""
-    path = folder.run(run)
-    last = scores(path)[-1:]
+    place = RunDir(folder.run(run), run.env)
+    last = scores(place.path)[-1:]
     evaluated = int(last[0]["timesteps"]) if last else 0
     score = float(last[0]["mean_return"]) if last else None
     if folder.is_finished(run):
         return Progress("done", evaluated, score=score)
-    if is_held(path / "lock"):
-        logged, rate = _logged(path / "progress.csv")
+    if is_held(place.path):
+        logged, rate = _logged(place.log)
         return Progress("running", max(evaluated, logged), rate, score)
-    saved = Store(path / "checkpoint").checkpoints()
+    saved = Store(place.checkpoints).checkpoints()
     return Progress("stopped", saved[-1].steps, score=score) if saved else Progress("waiting")
 
 

@@ -12,6 +12,8 @@ from types import TracebackType
 
 from sb3_td3x.errors import RunLockedError
 
+LOCK = "lock"
+"""The file's name."""
 BEAT_SECONDS = 10
 STALE_SECONDS = 60
 """Without a heartbeat for so long, a lock of another machine is taken to be left behind."""
@@ -30,7 +32,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path):
-        self.path = folder / "lock"
+        self.path = folder / LOCK
         self.token = uuid.uuid4().hex
         self._stop = threading.Event()
 
@@ -59,7 +61,7 @@ class RunLock:
                     return
                 except FileExistsError:
                     holder = _read(self.path)
-                    if is_held(self.path):
+                    if is_held(self.path.parent):
                         break
                     self._put_away(holder.get("token"))
             raise RunLockedError(self.path.parent, holder.get("host"), holder.get("pid"))
@@ -95,8 +97,9 @@ class RunLock:
                     os.utime(self.path)
 
 
-def is_held(path: Path) -> bool:
-    """Whether the writer of a lock file is still there."""
+def is_held(folder: Path) -> bool:
+    """Whether a writer has the folder's lock and is still there."""
+    path = folder / LOCK
     try:
         age = time.time() - path.stat().st_mtime
     except FileNotFoundError:

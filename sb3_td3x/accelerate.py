@@ -52,7 +52,8 @@ def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_bef
         if obstacle := _obstacle(request, policy):
             raise CannotAccelerate(f"accelerate={request!r} cannot be used: {obstacle}")
         return request, "as requested"
-    if chosen_before and not _obstacle(chosen_before, policy):
+    # Only a fast path is kept: what did not pay for compiling may do so in a longer `learn`
+    if chosen_before not in (None, "plain") and not _obstacle(chosen_before, policy):
         return chosen_before, "as before"
     if policy.device.type == "cuda":
         return "plain", "the CUDA graph has not been tested on a GPU yet, accelerate='cudagraph' asks for it"

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb3_td3x.checkpoint.world import ResumableEnv
 from sb3_td3x.presets import known_class
+from sb3_td3x.settings import switch
 
 TRAINING, EVALUATION = 0, 1
 """Streams of seeds: an evaluation episode never starts like a training episode."""
@@ -157,10 +158,15 @@ def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: floa
     :param normalize: rl-zoo3's key: ``True`` (observations and rewards), ``VecNormalize``'s arguments, or nothing
     :param gamma: for the return that rewards are scaled by
     :param training: whether the statistics follow the data; an evaluation's rewards are never normalised
+    :raises ValueError: for a text such as ``"none"``, which would count as on
     """
+    if not isinstance(normalize, (bool, dict, type(None))):
+        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
     if not normalize:
         return env
     arguments = {"gamma": gamma, **(normalize if isinstance(normalize, dict) else {})}
+    for name in arguments.keys() & {"norm_obs", "norm_reward"}:
+        switch(f"normalize.{name}", arguments[name])
     if not training:
         arguments["norm_reward"] = False
     return VecNormalize(env, training=training, **arguments)

@@ -31,7 +31,7 @@ class Loadable(Exploring):
     replay_buffer: ReplayBuffer
     n_steps: int
     prioritization: Literal["lap", "pal"] | None = None
-    _replay_buffer_is_automatic = False
+    _replay_buffer_is_automatic: bool | None = False  # `None` for a zip that does not say
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
     _loading = False  # while `load` rebuilds a model: its seed has been used already
 
@@ -86,6 +86,8 @@ class Loadable(Exploring):
             kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
         elif {"n_steps", "prioritization"} & kwargs.keys():
             kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", True))
+        else:
+            kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic"))
         request = kwargs.pop("learning_starts", None)
         # SB3's zips hold a number alone: that is what the program did, whatever today's default is
         kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
@@ -158,6 +160,11 @@ class Loadable(Exploring):
         parameters.require_fit({name: given[name] for name in given if exact_match and name in known}, known)
         super().set_parameters(given, exact_match, device)
 
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        super().set_env(env, force_reset)
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env  # asked for the rewards of other goals; SB3 would go on asking the old one
+
     def load_replay_buffer(
         self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True, *, trust: bool = False
     ) -> None:
@@ -205,7 +212,10 @@ class Loadable(Exploring):
 
     def _choose_replay_buffer_class(self) -> None:
         """Choose again where it was chosen before, so that ``load(path, n_steps=1)`` takes effect."""
-        is_automatic = self._replay_buffer_is_automatic or (self.n_steps > 1 and self._is_n_step_of_a_zip())
+        is_automatic = self._replay_buffer_is_automatic
+        if is_automatic is None:  # only SB3 itself writes the model's own `n_steps` into the arguments of a buffer
+            own = self.n_steps > 1 and self.replay_buffer_kwargs.get("n_steps") == self.n_steps
+            is_automatic = own and self.replay_buffer_class is NStepReplayBuffer
         if is_automatic and self.replay_buffer_class in AUTOMATIC_CLASSES:
             self.replay_buffer_class = None
             self.replay_buffer_kwargs = {
@@ -213,11 +223,6 @@ class Loadable(Exploring):
             }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
         self.replay_buffer_class = prioritized.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
-
-    def _is_n_step_of_a_zip(self) -> bool:
-        """SB3's zips do not say who chose the buffer; only SB3 writes the model's own ``n_steps`` into its arguments."""
-        own = self.replay_buffer_kwargs.get("n_steps") == self.n_steps
-        return own and self.replay_buffer_class is NStepReplayBuffer and self._loading
 
 
 def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:

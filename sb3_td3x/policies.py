@@ -140,7 +140,9 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def look_for_modes(self) -> None:
         """Find out whether any layer works differently in training; only then is there a mode to switch at every step."""
-        self.has_modes = not all(type(module) in WITHOUT_MODES for module in (*self.actor.modules(), *self.critic.modules()))
+        modules = (*self.actor.modules(), *self.critic.modules())
+        # A hook may look at the mode, as that of torch's `spectral_norm` does
+        self.has_modes = any(type(one) not in WITHOUT_MODES or one._forward_pre_hooks or one._forward_hooks for one in modules)
 
     def set_training_mode(self, mode: bool) -> None:
         """

@@ -103,7 +103,10 @@ def fastest_matrix_kernels() -> str:
 
 @cache
 def _fastest_matrix_kernels(machine: str) -> str:
-    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sb3_td3x" / "matrix_kernels.json"
+    try:
+        file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sb3_td3x" / "matrix_kernels.json"
+    except RuntimeError:  # no home folder, as in a container whose user has no entry in /etc/passwd
+        return _probe()
     known = _read(file)
     if machine not in known:
         known[machine] = _probe()

@@ -118,9 +118,20 @@ class ReturnsBest(Loadable):
     """
 
     actor: Actor
-    best_actor_window: int | None
     _acting: bool  # while `learn` chooses actions, always with the actor that learns
     _best: BestActor | None = None
+
+    @property
+    def best_actor_window(self) -> int | None:
+        """1 or more, or ``None``."""
+        return self.__dict__["best_actor_window"]
+
+    @best_actor_window.setter
+    def best_actor_window(self, window: int | None) -> None:
+        if window is not None:
+            window = settings.whole("best_actor_window", window, minimum=1)
+        self._require_evidence(window, self.__dict__.get("predict_with", "live"))
+        self.__dict__["best_actor_window"] = window
 
     @property
     def predict_with(self) -> str:
@@ -130,9 +141,23 @@ class ReturnsBest(Loadable):
     @predict_with.setter
     def predict_with(self, choice: str) -> None:
         settings.one_of("predict_with", choice, CHOICES)
-        if choice == "best" and self.best_actor_window is None and self._best is None:
-            raise ValueError('predict_with="best" needs best_actor_window, the number of episodes to judge an actor by')
+        self._require_evidence(self.best_actor_window, choice)
         self.__dict__["predict_with"] = choice
+
+    def _require_evidence(self, window: int | None, choice: str) -> None:
+        if choice == "best" and window is None and self._best is None:
+            raise ValueError('predict_with="best" needs best_actor_window, the number of episodes to judge an actor by')
+
+    def _forget_best(self) -> None:
+        """Its evidence is of another run or of other networks."""
+        self._best = None
+        if self.best_actor_window is None:
+            self.predict_with = "live"
+
+    def set_parameters(self, *args: Any, **kwargs: Any) -> None:
+        super().set_parameters(*args, **kwargs)
+        if self._best is not None:  # `load` comes here too, and restores it afterwards
+            self._forget_best()
 
     @property
     def best_actor(self) -> Actor | None:
@@ -171,14 +196,14 @@ class ReturnsBest(Loadable):
     def _setup_model(self) -> None:
         settings.one_of("predict_with", self.predict_with, CHOICES)
         if self.best_actor_window is not None:
-            self.best_actor_window = settings.whole("best_actor_window", self.best_actor_window, minimum=1)
+            self.best_actor_window = self.best_actor_window  # checked, because `load` fills `__dict__`
         super()._setup_model()
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
-            self._best = None
+            self._forget_best()
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
 
     def _store_transition(

@@ -157,11 +157,11 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             optimize_memory_usage=optimize_memory_usage,
             n_steps=n_steps,
             policy_kwargs=policy_kwargs,
-            stats_window_size=stats_window_size,
+            stats_window_size=settings.whole("stats_window_size", stats_window_size, minimum=1),
             tensorboard_log=tensorboard_log,
             verbose=verbose,
             device=device,
-            seed=seed,
+            seed=None if seed is None else settings.whole("seed", seed, minimum=0),
             sde_support=False,
             supported_action_spaces=(spaces.Box,),
             support_multi_env=True,
@@ -185,6 +185,10 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             self._setup_model()
             choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A setting is checked in the line that sets it."""
+        super().__setattr__(name, settings.checked(name, value) if name in settings.CHECKED else value)
+
     # The networks are looked up, not kept: they stay right when the policy is replaced
     @property
     def actor(self) -> Actor:  # type: ignore[override]
@@ -205,7 +209,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
         for name in settings.CHECKED:
-            setattr(self, name, settings.checked(name, getattr(self, name)))
+            setattr(self, name, getattr(self, name))  # checked, because `load` fills `__dict__`
         for name, choices in (("accelerate", PATHS), ("precision", PRECISIONS)):
             settings.one_of(name, getattr(self, name), choices)
         self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
@@ -223,7 +227,10 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         super()._setup_model()
         self.policy_kwargs = given
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
-            raise ValueError(f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for")
+            raise ValueError(
+                f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for: "
+                "make those in make_critic, or give TD3X n_quantiles=1 if its critics have one value"
+            )
 
     def _choose_quantiles(self) -> None:
         request, self.n_quantiles = self.n_quantiles, chosen_quantiles(self.n_quantiles, self.policy_class)

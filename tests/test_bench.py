@@ -66,7 +66,7 @@ def test_the_floor_makes_every_product_of_the_update(monkeypatch):
 
 def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
     out = tmp_path / "speed.json"
-    options = "bench --batch 4 --net 8,6 --observations 3 --actions 2 --buffer 50 --repeats 1 --out"
+    options = "bench --device auto --batch 4 --net 8,6 --observations 3 --actions 2 --buffer 50 --repeats 1 --out"
     result = CliRunner().invoke(cli.app, [*options.split(), str(out)])
     assert result.exit_code == 0, result.output
     assert "SB3 TD3" in result.output

@@ -30,6 +30,9 @@ class TestChoosing:
         assert TD3X.load(tmp_path / "model").update_path == "plain"
         assert choose("auto", algorithm.policy, 0, chosen_before="compiled") == ("compiled", "as before")
 
+    def test_a_longer_run_after_a_short_one_is_compiled(self):
+        assert choose("auto", model().policy, WORTH_COMPILING, chosen_before="plain")[0] == "compiled"
+
     def test_no_compiler_is_a_reason(self, monkeypatch):
         monkeypatch.setattr(accelerate, "_has_compiler", lambda: False)
         assert "no C++ compiler" in choose("auto", model().policy, 1e9)[1]

@@ -154,6 +154,11 @@ class TestTrain:
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
         env.close()
 
+    @pytest.mark.parametrize("text", ["none", "dict(norm_obs=True)", "{norm_obs: maybe}"])
+    def test_what_is_to_be_normalised_is_no_guess(self, text, tmp_path):
+        with pytest.raises(ValueError, match=r"normalize\S* must be"):
+            prepared(tmp_path, "Pendulum-v1", steps=200, overrides=(f"normalize={text}", *FAST))
+
     @pytest.mark.parametrize("norm_obs", [True, False])
     def test_statistics_are_written_unless_a_nan_has_spoilt_them(self, norm_obs, tmp_path):
         env = VecNormalize(DummyVecEnv([LineEnv]), norm_obs=norm_obs)

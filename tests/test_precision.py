@@ -68,6 +68,15 @@ class TestPrecision:
         assert precision.fastest_matrix_kernels() == "onednn"
         precision._fastest_matrix_kernels.cache_clear()
 
+    def test_without_a_home_folder_they_are_measured_each_time(self, monkeypatch):
+        def home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(precision.Path, "home", home)
+        monkeypatch.setattr(precision, "_probe", lambda: "onednn")
+        assert precision._fastest_matrix_kernels("another processor") == "onednn"
+
     def test_measuring_leaves_threads_kernels_and_generators_alone(self):
         before = th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
         assert precision._probe() in precision.KERNELS

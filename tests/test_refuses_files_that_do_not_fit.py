@@ -126,6 +126,8 @@ HOSTILE = {
     },
     "a huge buffer": {"buffer_size": 10**15},
     "a huge buffer for many": {"n_envs": 10**15},
+    "noise for many": {"n_envs": 10**6},
+    "a great many values": {"resumptions": [0] * 600_000},
     "no space": {"observation_space": None},
     "a layer as policy": {"policy_class": {"@": "class", "name": "torch.nn:ReLU"}},
     "a policy as buffer": {"replay_buffer_class": {"@": "class", "name": "sb3_td3x.policies:TD3XPolicy"}},

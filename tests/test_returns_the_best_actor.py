@@ -219,6 +219,24 @@ def test_a_new_run_has_new_evidence_and_one_that_goes_on_has_not():
     assert (algorithm.best_actor, algorithm.best_actor_return) == (None, -np.inf)
 
 
+@pytest.mark.parametrize("window", [2, None])
+def test_networks_that_are_put_in_its_place_act(window):
+    algorithm = trained(predict_with="best")
+    algorithm.best_actor_window = window
+    algorithm.set_parameters(model(seed=5).get_parameters())
+    assert np.array_equal(algorithm.predict(OBSERVATIONS)[0], model(seed=5).predict(OBSERVATIONS)[0])
+    assert algorithm.best_actor is None
+    assert algorithm.predict_with == ("live" if window is None else "best")
+
+
+def test_a_window_that_cannot_be_is_refused_where_it_is_set():
+    algorithm = model(best_actor_window=2, predict_with="best")
+    for window in (0, None):
+        with pytest.raises(ValueError, match="best_actor_window"):
+            algorithm.best_actor_window = window
+    assert algorithm.best_actor_window == 2
+
+
 def test_another_number_of_environments_goes_on(tmp_path):
     trained().save(tmp_path / "model")
     loaded = TD3X.load(tmp_path / "model", env=DummyVecEnv([LineEnv] * 2))

@@ -66,6 +66,24 @@ def test_attributes_can_be_changed_at_load_and_are_checked(saved, name, value):
         TD3X.load(saved[1], **{name: -1})
 
 
+@pytest.mark.parametrize("name", ["gamma", "policy_delay", "batch_size", "target_policy_noise", "gradient_steps"])
+def test_a_value_that_could_not_be_loaded_cannot_be_set(name):
+    algorithm = model()
+    before = getattr(algorithm, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(algorithm, name, -2)
+    assert getattr(algorithm, name) == before
+    setattr(algorithm, name, 1.0)
+    assert getattr(algorithm, name) == 1
+
+
+@pytest.mark.parametrize("name", ["seed", "stats_window_size"])
+def test_whole_numbers_may_be_floats(name):
+    assert model(**{name: 1e2}).learn(20).num_timesteps == 20
+    with pytest.raises(ValueError, match=name):
+        model(**{name: -1})
+
+
 def test_parameters_can_be_taken_and_set(saved):
     algorithm, _ = saved
     other = model(seed=1)

@@ -1,4 +1,4 @@
-"""The ``td3x`` command. Only this package prints."""
+"""The ``td3x`` command."""
 
 import os
 import sys

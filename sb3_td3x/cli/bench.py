@@ -19,12 +19,13 @@ def command(
     quantiles: Annotated[int, typer.Option(help="measure also critics of so many quantiles")] = 1,
     buffer: Annotated[int, typer.Option(help="transitions in the replay buffer")] = 100_000,
     threads: Annotated[int, typer.Option(help="torch threads")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "cpu",
     repeats: Annotated[int, typer.Option(help="turns of each contender")] = 11,
     out: Annotated[Path | None, typer.Option(help="write the figures as JSON")] = None,
 ) -> None:
     """Measure updates: TD3X's paths beside SB3's TD3 (and SBX's, if installed). A minute or two."""
     import torch as th
+    from stable_baselines3.common.utils import get_device
 
     from sb3_td3x import speed
     from sb3_td3x.experiment import require_device
@@ -32,6 +33,7 @@ def command(
     from sb3_td3x.settings import whole
 
     require_device(device)
+    device = get_device(device).type
     sizes = {"batch_size": batch, "observations": observations, "actions": actions}
     sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
     layers = tuple(whole("net", part, minimum=1) for part in map(_number, net.split(",")))

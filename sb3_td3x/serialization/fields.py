@@ -23,7 +23,7 @@ from sb3_td3x.serialization.unpickling import readable, unpickle
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
 
-DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_best", "_pace")
+DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_is_stored", "_best", "_pace")
 """Attributes of TD3X that are made anew when needed."""
 
 NEVER_SAVED = (
@@ -31,8 +31,8 @@ NEVER_SAVED = (
 )  # fmt: skip
 """A zip that sets these is not a model's: as ``env`` a text would import the module that it names."""
 
-MAX_BUFFER = 10**8
-"""Largest ``buffer_size`` that is taken from a file."""
+LARGEST = {"buffer_size": 10**8, "n_envs": 10_000}
+"""That are taken from a file: memory is asked for in proportion."""
 
 _WHOLE = (numbers.Integral,)
 _NUMBER = (numbers.Real,)
@@ -115,8 +115,10 @@ def decoded(file: ModelFile, cls: type, given: dict[str, Any], changed: dict[str
             found[name] = changed[name]  # nothing of what the file holds is wanted
         else:
             found[name] = _one(file, name)
+            if name in changed:
+                continue
             _require_type(name, found[name], file.name)
-            if name in ("buffer_size", "n_envs") and name not in changed and not 1 <= found[name] <= MAX_BUFFER:
+            if name in LARGEST and not 1 <= found[name] <= LARGEST[name]:
                 raise ModelFileError(f"{file.name} asks for {name}={found[name]}: load it with {name}=...")
     missing = [name for name in NEEDED if name not in found]
     if missing:
@@ -132,11 +134,24 @@ def _one(file: ModelFile, name: str) -> Any:
             raise Forbidden(str(file.plain["untrusted"][name]))
         if name not in file.plain["fields"]:
             raise ModelFileError("it is missing among the plain ones")
+        if _count(file.plain["fields"][name]) > plain.MAX_VALUES:
+            raise ModelFileError("it is too large")
         return plain.decode(file.plain["fields"][name])
     except (Forbidden, plain.NotPlain) as error:
         raise UntrustedModelError(name, str(error), file.name) from error
     except ModelFileError as error:
         raise ModelFileError(f"{file.name} cannot be loaded: attribute {name}: {error}") from error
+
+
+def _count(value: Any) -> int:
+    """Values in all; 256 characters of a text count as one."""
+    left, count = [value], 0
+    while left:
+        one = left.pop()
+        count += 1 + (len(one) // 256 if isinstance(one, str) else 0)
+        if isinstance(one, (list, dict)):
+            left.extend(one.values() if isinstance(one, dict) else one)
+    return count
 
 
 def _from_sb3(value: Any) -> Any:

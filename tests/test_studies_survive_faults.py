@@ -60,6 +60,17 @@ class TestWorkers:
         outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
         assert outcome.error == "its process ended 2 times, at last with -9"
 
+    def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(runners, "LINGER_SECONDS", 0.1)
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        assert made(runs, tmp_path, runners.local(1), leaving_a_thread)[run.name].is_finished
+
+
+def leaving_a_thread(run, path):
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
+    path.joinpath("scores.csv").write_text("")
+    return True
+
 
 def killed(run, path):
     os.kill(os.getpid(), signal.SIGKILL)

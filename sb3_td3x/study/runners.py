@@ -25,6 +25,8 @@ RETRIES = 5
 """Times that a run's process or machine may be lost."""
 
 LONGEST_LINE = 2_000
+LINGER_SECONDS = 10
+"""That a process may take to end after its run has ended."""
 
 
 @dataclass(frozen=True)
@@ -46,38 +48,73 @@ Function = Callable[[StudyRun], bool]
 Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
 
 
+@dataclass
+class _Attempt:
+    """A run in a process of its own, which answers when the run has ended, and may have threads that go on after it."""
+
+    run: StudyRun
+    process: Any
+    receiver: connection.Connection
+
+    @classmethod
+    def begin(cls, context: Any, function: Function, run: StudyRun) -> "_Attempt":
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_in_process, args=(function, run, sender), name=run.name)
+        with _without_ctrl_c():
+            process.start()
+        sender.close()
+        return cls(run, process, receiver)
+
+    @property
+    def signs(self) -> list[Any]:
+        """What becomes ready when it ends: its answer, or its process without one."""
+        return [self.receiver, self.process.sentinel]
+
+    def has_ended(self) -> bool:
+        return self.receiver.poll() or not self.process.is_alive()
+
+    def end(self) -> tuple[tuple[bool, str] | None, int]:
+        """The answer, ``None`` for a process that was killed, and the process's exit code."""
+        answer = None
+        if self.receiver.poll():
+            with suppress(EOFError):
+                answer = self.receiver.recv()
+        self.process.join(LINGER_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        return answer, self.process.exitcode
+
+
 def local(jobs: int) -> Runner:
     """:param jobs: runs at a time, a process each"""
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
         context = multiprocessing.get_context("spawn")
         waiting, lost = list(runs), Counter[StudyRun]()
-        running: dict[Any, tuple[StudyRun, Any, connection.Connection]] = {}
+        running: list[_Attempt] = []
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    run, (receiver, sender) = waiting.pop(0), context.Pipe(duplex=False)
-                    process = context.Process(target=_in_process, args=(function, run, sender), name=run.name)
-                    with _without_ctrl_c():
-                        process.start()
-                    sender.close()
-                    running[process.sentinel] = run, process, receiver
-                for sentinel in connection.wait(list(running)):
-                    run, process, receiver = running.pop(sentinel)
-                    process.join()
-                    try:
-                        yield Outcome(run, *receiver.recv())
-                    except EOFError:  # it was killed
-                        lost[run] += 1
-                        if lost[run] > RETRIES:
-                            yield Outcome(run, False, f"its process ended {lost[run]} times, at last with {process.exitcode}")
-                        else:
-                            waiting.insert(0, run)
+                    running.append(_Attempt.begin(context, function, waiting.pop(0)))
+                connection.wait([sign for one in running for sign in one.signs])
+                for one in [one for one in running if one.has_ended()]:
+                    running.remove(one)
+                    answer, code = one.end()
+                    if answer is not None:
+                        yield Outcome(one.run, *answer)
+                        continue
+                    lost[one.run] += 1  # it was killed
+                    if lost[one.run] > RETRIES:
+                        yield Outcome(one.run, False, f"its process ended {lost[one.run]} times, at last with {code}")
+                    else:
+                        waiting.insert(0, one.run)
         finally:
-            for _, process, _ in running.values():
-                process.terminate()
-            for _, process, _ in running.values():
-                process.join()
+            for one in running:
+                one.process.terminate()
+            for one in running:
+                connection.wait(one.signs)
+                one.end()
 
     return runner
 
@@ -158,5 +195,5 @@ def _end_with_parent() -> None:
 
 
 def _line(error: BaseException) -> str:
-    """Short enough for the pipe's memory: nobody reads it before the process has ended."""
+    """For a table: what is longer is in the run's log."""
     return " ".join(f"{error}".split())[:LONGEST_LINE] or type(error).__name__

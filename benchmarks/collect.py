@@ -12,8 +12,7 @@ import yaml
 from results import RETURNS, versions
 
 from sb3_td3x.rundir import RunDir
-from sb3_td3x.scores import of_run
-from sb3_td3x.study.folder import COLUMNS
+from sb3_td3x.scores import TABLE_COLUMNS, of_run
 
 
 def collect(run: RunDir, setting: str | None = None) -> Path:
@@ -23,7 +22,7 @@ def collect(run: RunDir, setting: str | None = None) -> Path:
     path = RETURNS / f"td3x_{setting}_{run.env_id}_s{seed}.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(TABLE_COLUMNS)
         for step, mean, std, seconds in zip(scores.steps, scores.mean, scores.spread, scores.seconds, strict=True):
             writer.writerow(["td3x", setting, run.env_id, seed, step, f"{mean:.3f}", f"{std:.3f}", f"{seconds:.1f}"])
     arguments.pop("device")

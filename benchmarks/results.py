@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sb3_td3x.precision import processor
-from sb3_td3x.study.folder import COLUMNS
+from sb3_td3x.scores import TABLE_COLUMNS
 
 RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"
@@ -31,5 +31,5 @@ def read(name: str) -> dict[str, np.ndarray]:
     """The columns of one run's CSV; numbers as float arrays."""
     with (RETURNS / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    numeric = COLUMNS[3:]
-    return {column: np.array([float(row[column]) if column in numeric else row[column] for row in rows]) for column in COLUMNS}
+    texts = TABLE_COLUMNS[:3]
+    return {name: np.array([row[name] if name in texts else float(row[name]) for row in rows]) for name in TABLE_COLUMNS}

@@ -12,9 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from sb3_td3x import files
-from sb3_td3x.rundir import SCORES, RunDir
-
-SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
+from sb3_td3x.rundir import SCORE_COLUMNS, SCORES, RunDir
 
 
 def save_normalization(model: BaseAlgorithm, path: Path) -> None:
@@ -55,13 +53,23 @@ class Evaluation(EvalCallback):
     Keeps a table of the scores, ``scores.csv`` beside ``evaluations.npz``, with the seconds of training up to each.
     """
 
-    resumable = ("seconds",)
+    resumable = ("seconds", "elapsed")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.seconds: list[float] = []
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, the interrupted processes' among them."""
+        return time.perf_counter() - self.began
+
+    @elapsed.setter
+    def elapsed(self, seconds: float) -> None:
+        self.began = time.perf_counter() - seconds
+
     def _init_callback(self) -> None:
+        self.elapsed = self.seconds[-1] if self.seconds else 0.0
         with warnings.catch_warnings():
             # Several environments have processes of their own, the evaluation's one has none; both are built alike
             warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
@@ -69,7 +77,6 @@ class Evaluation(EvalCallback):
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        self.began = time.perf_counter() - (self.seconds[-1] if self.seconds else 0.0)
         self._write_table()  # without what a lost process added after the checkpoint
 
     def _on_step(self) -> bool:
@@ -80,7 +87,7 @@ class Evaluation(EvalCallback):
 
     def _write_table(self) -> None:
         missing = len(self.evaluations_timesteps) - len(self.seconds)
-        self.seconds += missing * [time.perf_counter() - self.began]
+        self.seconds += missing * [self.elapsed]
         scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
         rows = [f"{steps},{np.mean(one):.3f},{np.std(one):.3f},{seconds:.1f}" for steps, one, seconds in scores]
         content = "\n".join([",".join(SCORE_COLUMNS), *rows, ""])
@@ -89,8 +96,9 @@ class Evaluation(EvalCallback):
     def _on_training_end(self) -> None:
         is_last = self.num_timesteps >= self.model._total_timesteps
         if (is_last or not self.evaluations_timesteps) and self.evaluations_timesteps[-1:] != [self.num_timesteps]:
-            self.eval_freq = 1
+            frequency, self.eval_freq = self.eval_freq, 1
             self._on_step()
+            self.eval_freq = frequency
 
 
 class AfterEvaluation(BaseCallback):
@@ -113,3 +121,19 @@ class AfterEvaluation(BaseCallback):
             draw([scores.of_run(self.folder)], self.folder.curve)
         self.on_evaluation(self.parent)
         return True
+
+
+class AtTheEnd(BaseCallback):
+    """Call a function where training ends: before the last checkpoint, after which there is nothing to resume."""
+
+    resumable = ()
+
+    def __init__(self, function: Callable[[], None]):
+        super().__init__()
+        self.function = function
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        self.function()

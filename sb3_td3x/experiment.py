@@ -1,11 +1,13 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
+import math
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -18,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x import environments, presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
-from sb3_td3x.evaluation import AfterEvaluation, Evaluation, SaveNormalization, save_normalization
+from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.lock import RunLock, is_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import CHECKED, checked, whole
@@ -105,7 +107,8 @@ class Run:
     model: TD3X
     evaluation_env: VecEnv
     is_resumed: bool
-    resources: ExitStack  # the lock of the folder and the environments
+    lock: RunLock  # of the folder
+    resources: ExitStack  # closes the lock and the environments
 
     @property
     def total(self) -> int:
@@ -148,7 +151,12 @@ def prepare(experiment: Experiment, path: Path | None = None) -> Run:
     th.set_num_threads(experiment.threads)
     folder = RunDir.create(experiment.out, experiment.env_id) if path is None else RunDir.at(path, experiment.env_id)
     with ExitStack() as resources:
-        resources.enter_context(RunLock(folder.path))
+        try:
+            lock = resources.enter_context(RunLock(folder.path))
+        except BaseException:
+            if path is None:
+                folder.path.rmdir()  # made above; nobody else knows it
+            raise
         folder.require_no_run()
         try:
             folder.clear()
@@ -165,7 +173,7 @@ def prepare(experiment: Experiment, path: Path | None = None) -> Run:
                 raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
             raise
         model.set_logger(logs.configure(folder.log))
-        return Run(experiment, folder, entry, model, evaluation, False, resources.pop_all())
+        return Run(experiment, folder, entry, model, evaluation, False, lock, resources.pop_all())
 
 
 def resume(
@@ -195,9 +203,10 @@ def resume(
     _require_numbers(experiment)
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:
-        resources.enter_context(RunLock(folder.path))
+        lock = resources.enter_context(RunLock(folder.path))
         found = Store(folder.checkpoints).find(checkpoint)
-        entry = {**folder.config(), "n_timesteps": whole("steps", found.total if steps is None else steps, minimum=1)}
+        planned = folder.config().get("n_timesteps", found.total)
+        entry = {**folder.config(), "n_timesteps": whole("steps", planned if steps is None else steps, minimum=1)}
         entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1), minimum=1)
         if found.steps >= entry["n_timesteps"]:
             done = f"{folder.path} has made {found.steps:,} steps"
@@ -212,7 +221,7 @@ def resume(
         if steps is not None:
             folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
         model.set_logger(logs.configure(folder.log))
-        return Run(experiment, folder, entry, model, evaluation, True, resources.pop_all())
+        return Run(experiment, folder, entry, model, evaluation, True, lock, resources.pop_all())
 
 
 def unfinished(experiment: Experiment) -> list[RunDir]:
@@ -264,15 +273,23 @@ def train(
         callback_after_eval=AfterEvaluation(run.folder, on_evaluation),
         verbose=0,
     )
-    checkpoint = TD3XCheckpointCallback(max(run.experiment.save_freq // n_envs, 1), run.folder.checkpoints)
+    save_last = partial(_save_last, run)
+    save_freq = max(run.experiment.save_freq // n_envs, 1)
+    checkpoint = TD3XCheckpointCallback(save_freq, run.folder.checkpoints, lock=run.lock)
     with run.resources:
         try:
             with stopping_on_signal(checkpoint.save_and_stop):
-                run.model.learn(run.total, CallbackList([evaluation, *callbacks, checkpoint]), resume=run.is_resumed)
+                every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
+                run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
         finally:
-            run.model.save(run.folder.last_model)
-            save_normalization(run.model, run.folder.normalization)
+            save_last()  # after an error too
     return run.model.num_timesteps >= run.total
+
+
+def _save_last(run: Run) -> None:
+    run.lock.require_ours()
+    run.model.save(run.folder.last_model)
+    save_normalization(run.model, run.folder.normalization)
 
 
 def require_device(device: str) -> None:
@@ -374,6 +391,28 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
         "env_kwargs": None,
         "versions": {name: version(name) for name in VERSIONS},
     }
+
+
+def options(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """
+    Of ``td3x train``, for the run that a folder's arguments describe: which one it is, and what is not the command's default.
+
+    :param arguments: of ``RunDir.arguments``, by anybody
+    """
+    always = ("env_id", "steps", "seed", "preset")
+    for field in fields(Experiment):
+        value = arguments.get(ARGUMENT_NAMES.get(field.name, field.name))
+        if (
+            field.name in ("overrides", "out", "setting")
+            or value is None
+            or (value == field.default and field.name not in always)
+        ):
+            continue
+        name = "env" if field.name == "env_id" else field.name.replace("_", "-")
+        yield from (f"--{name}", f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else str(value))
+    overrides = arguments["overrides"]
+    for override in overrides if isinstance(overrides, Sequence) and not isinstance(overrides, str) else ():
+        yield from ("--set", str(override))
 
 
 def _settings(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import zipfile
 from collections.abc import Iterator
-from dataclasses import fields
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ import yaml
 
 from sb3_td3x import environments, playing
 from sb3_td3x.errors import UntrustedModelError
-from sb3_td3x.experiment import Experiment
+from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, RunDir, file_name
 from sb3_td3x.td3x import TD3X
 
@@ -215,15 +214,8 @@ def _repetition(run: RunDir) -> list[str]:
     """The command that makes the run again; none for a run that td3x did not make."""
     if not {"preset", "overrides"} <= run.arguments().keys():
         return []
-    wanted, plain = Experiment.of_arguments(run), Experiment(run.env_id)
-    words = ["td3x", "train", "--env", run.env_id, "--steps", str(run.config()["n_timesteps"])]
-    for field in fields(Experiment):
-        value = getattr(wanted, field.name)
-        if field.name not in ("env_id", "steps", "overrides", "out", "setting") and value != getattr(plain, field.name):
-            words += [f"--{field.name.replace('_', '-')}", str(value)]
-    for assignment in wanted.overrides:
-        words += ["--set", assignment]
-    return [f"## Training\n```sh\n{shlex.join(words)}\n```"]
+    planned = {**run.arguments(), "n_timesteps": run.config()["n_timesteps"]}
+    return [f"## Training\n```sh\n{shlex.join(['td3x', 'train', *options(planned)])}\n```"]
 
 
 def _versions(run: RunDir) -> list[str]:

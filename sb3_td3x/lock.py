@@ -12,8 +12,8 @@ from types import TracebackType
 
 from sb3_td3x.errors import RunLockedError
 
-LOCK = "lock"
-"""The file's name."""
+LOCK, DRAFT = "lock", ".lock."
+"""The file's name, and the beginning of those of a lock that is being taken."""
 BEAT_SECONDS = 10
 STALE_SECONDS = 60
 """Without a heartbeat for so long, a lock of another machine is taken to be left behind."""
@@ -51,10 +51,18 @@ class RunLock:
         """Whether nobody took the lock meanwhile, as happens to a process that slept for more than a minute."""
         return _read(self.path).get("token") == self.token
 
+    def require_ours(self) -> None:
+        """
+        :raises RunLockedError: if another process has taken the lock
+        """
+        holder = _read(self.path)
+        if holder.get("token", self.token) != self.token:
+            raise RunLockedError(self.path.parent, holder.get("host"), holder.get("pid"))
+
     def _take(self) -> None:
-        beside = self.path.with_name(f".lock.{self.token}")
-        beside.write_text(json.dumps({**_process(os.getpid()), "token": self.token}))
+        beside = self.path.with_name(f"{DRAFT}{self.token}")
         try:
+            beside.write_text(json.dumps({**_process(os.getpid()), "token": self.token}))
             for _ in range(3):  # another process may take or leave the lock meanwhile
                 try:
                     self._name(beside)
@@ -80,7 +88,7 @@ class RunLock:
 
     def _put_away(self, token: object) -> None:
         """Remove the lock that was left behind, but not one that somebody has taken since it was looked at."""
-        aside = self.path.with_name(f".lock.{self.token}.stale")
+        aside = self.path.with_name(f"{DRAFT}{self.token}.stale")
         try:
             self.path.rename(aside)
         except FileNotFoundError:

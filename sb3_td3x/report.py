@@ -9,8 +9,7 @@ import base64
 import io
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from importlib.resources import files as package_files
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ import yaml
 
 from sb3_td3x import files
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.experiment import ARGUMENT_NAMES, Experiment
+from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
 from sb3_td3x.scores import Scores, csv_lines, of_run
 
@@ -254,7 +253,7 @@ def _commands(run: RunDir, arguments: Mapping[str, Any]) -> list[tuple[str, str]
     """Title and command line, safe to paste whatever the folder says."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return []  # rl-zoo3's, which td3x neither repeats nor goes on with
-    found = [("Repeat it", shlex.join(["td3x", "train", *_options(arguments)]))]
+    found = [("Repeat it", shlex.join(["td3x", "train", *options(arguments)]))]
     saved = Store(run.checkpoints).checkpoints()
     if saved:
         longer = ["--steps", f"{2 * saved[-1].total:.0f}"] if saved[-1].is_finished else []
@@ -262,21 +261,3 @@ def _commands(run: RunDir, arguments: Mapping[str, Any]) -> list[tuple[str, str]
         found.append(("Go on to twice the steps" if longer else f"Go on from step {saved[-1].steps:,}", resume))
     found.append(("Score it on fresh episodes", shlex.join(["td3x", "eval", str(run.path)])))
     return found
-
-
-def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """The options of ``td3x train``: what says which run it is, and every other that is not the command's default."""
-    always = ("env_id", "steps", "seed", "preset")
-    for field in fields(Experiment):
-        value = arguments.get(ARGUMENT_NAMES.get(field.name, field.name))
-        if (
-            field.name in ("overrides", "out", "setting")
-            or value is None
-            or (value == field.default and field.name not in always)
-        ):
-            continue
-        name = "env" if field.name == "env_id" else field.name.replace("_", "-")
-        yield from (f"--{name}", f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else str(value))
-    overrides = arguments["overrides"]
-    for override in overrides if isinstance(overrides, Sequence) and not isinstance(overrides, str) else ():
-        yield from ("--set", str(override))

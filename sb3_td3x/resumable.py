@@ -37,6 +37,7 @@ class Resumable(OffPolicyAlgorithm):
 
     replay_buffer: ReplayBuffer
     _on_continue: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
+    _is_stored = True  # whether the environments' last step is in the replay buffer
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -55,18 +56,23 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         try:
-            rollout = super().collect_rollouts(*args, **kwargs)
+            return super().collect_rollouts(*args, **kwargs)
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
-        if not rollout.continue_training:
-            self._last_obs = None  # SB3 has not stored the last step: the next `learn` may not go on from before it
-        return rollout
+        finally:
+            if not self._is_stored:  # a callback, Ctrl-C or an error has ended it inside a step
+                self._last_obs = None  # the next `learn` may not go on from before it
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        self._is_stored = False  # the environments make their step next
+        return super()._sample_action(*args, **kwargs)
 
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         self._last_episode_starts = dones  # SB3 keeps it for on-policy algorithms only
+        self._is_stored = True
 
     def _setup_learn(
         self,
@@ -76,10 +82,13 @@ class Resumable(OffPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps and self._on_continue is not None:
+            raise ValueError("a model from resume_run goes on with learn(total, ..., resume=True); to begin anew, use load")
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             cut(self.replay_buffer)  # SB3 resets the environments
         noise = copy.deepcopy(self.action_noise)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        self._is_stored = True
         on_continue, self._on_continue = self._on_continue, None
         if reset_num_timesteps:
             self.resumptions = []
@@ -88,6 +97,9 @@ class Resumable(OffPolicyAlgorithm):
                 self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
             on_continue(result[1])
         return result
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_on_continue", "_is_stored"]
 
 
 @contextmanager

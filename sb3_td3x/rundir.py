@@ -11,12 +11,15 @@ import numpy as np
 import yaml
 
 from sb3_td3x import files
-from sb3_td3x.lock import LOCK
+from sb3_td3x.lock import DRAFT, LOCK
 from sb3_td3x.serialization import arrays, links
 
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
 """A line per evaluation, for people and tables."""
+SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
+ARGUMENTS = "args.yml"
+"""The command's arguments, in the folder of the settings."""
 EVALUATIONS = "evaluations.npz"
 """What SB3's ``EvalCallback`` writes."""
 PRINTED = "output.log"
@@ -70,20 +73,25 @@ class RunDir:
         """
         :raises ValueError: if ``path`` is not the folder of a run
         """
-        found = sorted(path.glob("*/args.yml"))
+        found = sorted(path.glob(f"*/{ARGUMENTS}"))
         if not found:
-            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/args.yml)")
+            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS})")
         env_id = _read(found[0]).get("env")
         if not isinstance(env_id, str):
             raise ValueError(f"{found[0]} names no environment")
         return cls(path, env_id)
+
+    @staticmethod
+    def is_at(path: Path) -> bool:
+        """Whether a folder is that of a run."""
+        return any(path.glob(f"*/{ARGUMENTS}"))
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
         """The runs of an environment, by their numbers."""
         parent, name = out / ALGORITHM, re.escape(file_name(env_id))
         numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := re.fullmatch(rf"{name}_(\d+)", path.name))]
-        return [cls(path, env_id) for _, path in sorted(numbered) if (path / file_name(env_id) / "args.yml").exists()]
+        return [run for _, path in sorted(numbered) if (run := cls(path, env_id)).args_file.exists()]
 
     @property
     def checkpoints(self) -> Path:
@@ -100,7 +108,7 @@ class RunDir:
 
     @property
     def args_file(self) -> Path:
-        return self.settings / "args.yml"
+        return self.settings / ARGUMENTS
 
     @property
     def normalization(self) -> Path:
@@ -192,7 +200,7 @@ class RunDir:
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 
     def _content(self) -> list[Path]:
-        return [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED)]
+        return [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and not path.name.startswith(DRAFT)]
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""

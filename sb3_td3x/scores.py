@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.rundir import EVALUATIONS, SCORES, RunDir
+from sb3_td3x.rundir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
-NUMBERS = ("timesteps", "mean_return", "std_return", "wall_seconds")
-TABLE_COLUMNS = ("algo", "setting", "env", "seed", *NUMBERS)
+TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Of a study's tables; a run's own has the numbers alone."""
 MOST_BYTES, MOST_COLUMNS, MOST_CELLS = 100_000_000, 200, 2_000_000
 """Of a table or a log: every line gets all columns of the header, so that a small file could fill the memory."""
@@ -82,9 +81,9 @@ def _settings(scores: Scores) -> dict[str, Any]:
 
 def _sources(path: Path) -> list[Path]:
     """Run folders and tables that a path stands for."""
-    if path.is_file() or _is_run(path):
+    if path.is_file() or RunDir.is_at(path):
         return [path]
-    runs = [run for run in sorted(path.glob("runs/*")) if _is_run(run)]
+    runs = [run for run in sorted(path.glob("runs/*")) if RunDir.is_at(run)]
     if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
         return evaluated
     if runs:
@@ -92,10 +91,6 @@ def _sources(path: Path) -> list[Path]:
     if tables := sorted(path.glob("*.csv")):
         return tables
     raise ValueError(f"{path} is not a run, a study or a table of scores")
-
-
-def _is_run(path: Path) -> bool:
-    return any(path.glob("*/args.yml"))
 
 
 def of_run(run: RunDir) -> Scores:
@@ -142,7 +137,7 @@ def of_table(path: Path) -> list[Scores]:
 
 def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:
     first = rows[0]
-    steps, mean, spread, seconds = (np.array([row[name] for row in rows]) for name in NUMBERS)
+    steps, mean, spread, seconds = (np.array([row[name] for row in rows]) for name in SCORE_COLUMNS)
     return Scores(
         _label(first["algo"], first["setting"]), first["env"], int(first["seed"]), path, steps, mean, spread, seconds
     )
@@ -174,6 +169,6 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """A table's lines, what is a number as a number."""
     try:
-        return [{**row, **{name: float(row[name]) for name in NUMBERS if name in row}} for row in csv_lines(path)]
+        return [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
     except (ValueError, TypeError) as error:  # a line that is cut off has a column less
         raise ValueError(f"{path} is no table of scores: {error}") from error

@@ -151,6 +151,22 @@ class TestFinished:
         assert TD3X.load(folder.last_model).num_timesteps == 500
         assert folder.config()["n_timesteps"] == folder.arguments()["n_timesteps"] == 500
 
+    def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
+        folder = short_run(tmp_path)
+        experiment.resume(folder, steps=500).resources.close()
+        assert experiment.resume(folder).total == 500
+
+    def test_its_last_model_was_there_before_its_last_checkpoint(self, tmp_path, monkeypatch):
+        save, there = TD3XCheckpointCallback._save, []
+
+        def saved(callback):
+            there.append((callback.model.num_timesteps, any(tmp_path.glob("td3x/*/Pendulum-v1.zip"))))
+            save(callback)
+
+        monkeypatch.setattr(TD3XCheckpointCallback, "_save", saved)
+        short_run(tmp_path)
+        assert [steps for steps, is_there in there if is_there] == [300]
+
     def test_a_checkpoint_can_be_chosen(self, tmp_path):
         folder = short_run(tmp_path)
         assert [one.steps for one in Store(folder.checkpoints).checkpoints()] == [200, 300]

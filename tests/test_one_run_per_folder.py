@@ -12,6 +12,7 @@ import pytest
 from sb3_td3x import lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, RunLockedError
+from sb3_td3x.experiment import Experiment, prepare
 from sb3_td3x.lock import RunLock
 from tests.resuming import seeded
 from tests.tools import model
@@ -73,6 +74,33 @@ class TestOneWriter:
         self.leave_lock(tmp_path, boot="another")
         with RunLock(tmp_path):
             pass
+
+    def test_a_process_that_has_lost_it_saves_no_more(self, tmp_path):
+        with RunLock(tmp_path) as ours:
+            saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", lock=ours)
+            learner = model(seeded()).learn(40, saving)
+            (tmp_path / "lock").write_text(json.dumps({"host": "elsewhere", "pid": 7, "token": "another"}))
+            with pytest.raises(RunLockedError, match="process 7 on elsewhere"):
+                learner.learn(40, saving, reset_num_timesteps=False)
+        assert [one.steps for one in Store(tmp_path / "checkpoint").checkpoints()] == [20, 40]
+        assert (tmp_path / "lock").exists()  # the other's
+
+    def test_a_lock_that_cannot_be_taken_leaves_nothing(self, tmp_path, monkeypatch):
+        def full(path, text):
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lock.Path, "write_text", full)
+            with pytest.raises(OSError, match="No space left"):
+                prepare(Experiment("Pendulum-v1", steps=10, device="cpu", out=tmp_path))
+        assert list((tmp_path / "td3x").iterdir()) == []
+
+    def test_what_is_left_of_one_that_was_being_taken_does_not_keep_a_run_from_starting(self, tmp_path):
+        (tmp_path / ".lock.0123").touch()
+        run = prepare(Experiment("Pendulum-v1", steps=10, device="cpu"), tmp_path)
+        run.resources.close()
+        assert run.total == 10
 
     def test_a_lock_of_another_machine_is_held_while_its_heart_beats(self, tmp_path):
         self.leave_lock(tmp_path, host="elsewhere", pid=1)

@@ -18,6 +18,7 @@ from stable_baselines3.common.callbacks import (
     EveryNTimesteps,
     StopTrainingOnMaxEpisodes,
 )
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
@@ -28,6 +29,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run, save_run
 from sb3_td3x.environments import EpisodeSeeds
+from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.replay import DeviceReplayBuffer
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, run_twice, seeded
 from tests.tools import LineEnv, model, weights
@@ -142,6 +144,37 @@ class TestBitForBit:
             assert th.equal(value, weights(end)[name]), name
 
 
+class TestItsModel:
+    def test_goes_on_only_where_it_is_told_to(self, tmp_path):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        with pytest.raises(ValueError, match="resume=True"):
+            resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
+        assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
+
+    def test_sees_what_the_trained_one_saw(self, tmp_path):
+        trained = model(VecNormalize(seeded())).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resumed = resume_run(tmp_path, VecNormalize(seeded()))
+        left, right = (one.get_vec_normalize_env().normalize_obs(np.ones((1, 3))) for one in (trained, resumed))
+        assert np.array_equal(left, right)
+
+    def test_may_be_reset_where_a_monitor_allows_it_at_ends_of_episodes_only(self, tmp_path):
+        def strict():
+            return DummyVecEnv([lambda: Monitor(EpisodeSeeds(LineEnv(), 7), allow_early_resets=False)])
+
+        model(strict()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        assert resume_run(tmp_path, strict()).learn(60, resume=True).num_timesteps == 60
+
+    def test_cut_inside_a_step_it_goes_on_with_the_next_episode(self, tmp_path):
+        learner = model(seeded(), learning_starts=100).learn(1000, StopTrainingOnMaxEpisodes(2))
+        save_run(learner, tmp_path)
+        resumed = resume_run(tmp_path, seeded())
+        with pytest.warns(UserWarning, match="under way, which are cut here"):
+            resumed.learn(60, resume=True)
+        learner.learn(20, reset_num_timesteps=False)
+        first = [one.replay_buffer.observations[39] for one in (learner, resumed)]
+        assert np.array_equal(*first)
+
+
 class TestCallbacks:
     def callbacks(self, tmp_path):
         evaluation = EvalCallback(
@@ -179,6 +212,37 @@ class TestCallbacks:
         assert resumed[0].best_mean_reward == whole[0].best_mean_reward
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
+
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    def test_an_evaluation_does_not_begin_its_seeded_episodes_again(self, tmp_path):
+        def evaluation(name):
+            env = make_vec_env(LineEnv, seed=7)
+            return EvalCallback(env, n_eval_episodes=1, eval_freq=20, log_path=tmp_path / name, verbose=0, warn=False)
+
+        whole, resumed = evaluation("whole"), evaluation("cut")
+        model(seeded(), seed=1).learn(80, whole)
+        model(seeded(), seed=1).learn(40, [evaluation("cut"), TD3XCheckpointCallback(40, tmp_path / "checkpoint")])
+        resume_run(tmp_path / "checkpoint", seeded()).learn(80, resumed, resume=True)
+        assert resumed.evaluations_results == whole.evaluations_results
+
+    def test_the_clock_of_an_evaluation_goes_on(self, tmp_path, monkeypatch):
+        clock = [0.0]
+        monkeypatch.setattr("sb3_td3x.evaluation.time.perf_counter", lambda: clock[0])
+
+        def tick(local, _):
+            clock[0] += 1
+            return True
+
+        def callbacks():
+            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, log_path=tmp_path, verbose=0, warn=False)
+            return [ConvertCallback(tick), evaluation, TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
+
+        model(seeded(OpenLineEnv), seed=1).learn(30, callbacks())
+        clock[0] = 1000.0
+        evaluated = callbacks()
+        with pytest.warns(UserWarning, match="ConvertCallback"):
+            resume_run(tmp_path / "checkpoint", seeded(OpenLineEnv)).learn(60, evaluated, resume=True)
+        assert evaluated[1].seconds == [20, 30, 40, 60]
 
     def test_a_csv_whose_header_has_grown_since_goes_on_at_the_right_line(self, tmp_path):
         def grow(local, _):
@@ -221,6 +285,16 @@ class TestCallbacks:
         logger.dump()
         assert set(held) == {"step\n1\n"}
         assert path.read_text() == "step\n1\n2\n"
+
+    def test_a_csv_has_its_header_after_a_kill_before_the_first_line_that_counts(self, tmp_path):
+        path = tmp_path / "progress.csv"
+        path.write_text("lost\n1\n")
+        logger = logs.configure(path)
+        logs.go_on(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 0}, step=0)
+        for value in (2, 3):
+            logger.record("step", value)
+            logger.dump()
+        assert path.read_text() == "step\n2\n3\n"
 
     def test_a_csv_is_known_under_any_name_of_its_folder(self, tmp_path):
         (tmp_path / "run").mkdir()

@@ -10,6 +10,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.errors import CheckpointError
 from tests.resuming import STEPS, assert_same_run, seeded
 from tests.tools import LineEnv, model
 
@@ -82,6 +83,32 @@ class TestWhenItSaves:
         with pytest.raises(ValueError, match="keep_last"):
             TD3XCheckpointCallback(1, tmp_path, keep_last=number)
 
+    def test_leaves_what_others_keep_in_its_folder(self, tmp_path):
+        theirs = ["replay/expert.pkl", "dashboard/manifest.json", ".video.partial/frame.png", "notes.txt"]
+        for name in theirs:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("{}")
+        model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
+        assert self.steps(tmp_path) == [40, 60]
+        assert all((tmp_path / name).read_text() == "{}" for name in theirs)
+
+    def test_inside_a_step_it_is_refused(self, tmp_path):
+        def save(local, _):
+            save_run(local["self"], tmp_path)
+
+        with pytest.raises(ValueError, match="_on_rollout_start"):
+            model(seeded()).learn(50, save)
+        assert self.steps(tmp_path) == []
+
+    def test_names_the_callback_whose_state_it_cannot_hold(self, tmp_path):
+        class Own(StopTrainingOnMaxEpisodes):
+            resumable = ("held",)
+            held = LineEnv()
+
+        with pytest.raises(CheckpointError, match=r"callback Own\[0\].*LineEnv"):
+            model(seeded()).learn(50, [Own(5), TD3XCheckpointCallback(20, tmp_path)])
+        assert self.steps(tmp_path) == []
+
     def test_keeps_the_last_ones(self, tmp_path):
         model(seeded()).learn(100, TD3XCheckpointCallback(20, tmp_path))
         assert self.steps(tmp_path) == [80, 100]
@@ -89,6 +116,13 @@ class TestWhenItSaves:
     def test_a_callback_that_ends_training_leaves_the_last_whole_state(self, tmp_path):
         model(seeded()).learn(100, [StopTrainingOnMaxEpisodes(3), TD3XCheckpointCallback(20, tmp_path)])
         assert self.steps(tmp_path) == [20, 40]
+
+    def test_a_request_to_stop_that_comes_while_learn_begins_is_heeded_once(self, tmp_path):
+        saving = TD3XCheckpointCallback(20, tmp_path)
+        saving.save_and_stop()
+        algorithm = model(seeded()).learn(100, saving)
+        assert algorithm.num_timesteps == 0
+        assert algorithm.learn(100, saving).num_timesteps == 100
 
     def test_saving_does_not_change_the_run(self, tmp_path):
         saved = model(seeded(), seed=1).learn(STEPS, TD3XCheckpointCallback(20, tmp_path))

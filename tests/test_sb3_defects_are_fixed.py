@@ -54,9 +54,10 @@ class TestNStepAfterLoad:
         algorithm.train(gradient_steps=1, batch_size=8)
         assert algorithm.replay_buffer.gamma == 0.5
 
-    def test_a_buffer_the_user_chose_is_kept(self, tmp_path):
+    @pytest.mark.parametrize("own", [1, 4])
+    def test_a_buffer_the_user_chose_is_kept(self, own, tmp_path):
         chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
-        model(**chosen).learn(40).save(tmp_path / "chosen")
+        model(n_steps=own, **chosen).learn(40).save(tmp_path / "chosen")
         loaded = TD3X.load(tmp_path / "chosen", env=LineEnv())
         assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (4, 0.8)
 
@@ -238,12 +239,39 @@ class TestAnEpisodeThatDoesNotGoOn:
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
 
-    def test_is_one_that_a_callback_ended_inside_a_step(self):
-        """SB3 has not stored that step, which for ``StopTrainingOnMaxEpisodes`` is the last of an episode."""
-        algorithm = model(CountingEnv(), learning_starts=1000).learn(1000, StopTrainingOnMaxEpisodes(2))
+    def stop(self, algorithm):
+        algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))
+
+    def interrupt(self, algorithm):
+        def press_ctrl_c(local, _):
+            if local["self"].num_timesteps == 40:
+                raise KeyboardInterrupt
+            return True
+
+        with pytest.raises(KeyboardInterrupt):
+            algorithm.learn(1000, press_ctrl_c)
+
+    @pytest.mark.parametrize("end", [stop, interrupt])
+    def test_is_one_that_ended_inside_a_step(self, end):
+        """SB3 has not stored that step, here the last of an episode."""
+        algorithm = model(CountingEnv(), learning_starts=1000)
+        end(self, algorithm)
         buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
         moved = buffer.next_observations[: buffer.size(), 0] - buffer.observations[: buffer.size(), 0]
         assert moved.tolist() == [[0, 1]] * buffer.size() == [[0, 1]] * 44
+
+    def test_and_its_goals_are_judged_by_the_environments_that_are_there(self):
+        class OtherGoalEnv(CountingGoalEnv):
+            def compute_reward(self, achieved, desired, info):
+                return np.full(len(achieved), -7.0)
+
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
+        algorithm = model(CountingGoalEnv(), **settings).learn(60)
+        algorithm.set_env(OtherGoalEnv())
+        algorithm.learn(1, reset_num_timesteps=False)
+        rewards = algorithm.replay_buffer.sample(500).rewards
+        assert (rewards == -7).any()
+        assert not (rewards == 0).any()
 
     def test_goes_on_where_it_goes_on(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)

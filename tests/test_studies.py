@@ -18,8 +18,9 @@ from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.curves import figure
 from sb3_td3x.rundir import RunDir
+from sb3_td3x.scores import TABLE_COLUMNS
 from sb3_td3x.study import attempt, driver, grid, runners
-from sb3_td3x.study.folder import COLUMNS, StudyFolder
+from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.runners import Outcome
 from sb3_td3x.study.watch import progress
 from tests.studies import SHORT, made, nodes, saved_steps, study, tables
@@ -150,7 +151,7 @@ class TestResults:
         for run in runs:
             rows = list(csv.DictReader((path / "returns" / f"{run.name}.csv").read_text().splitlines()))
             steps, returns = RunDir.open(StudyFolder.at(path).run(run)).scores()
-            assert tuple(rows[0]) == COLUMNS
+            assert tuple(rows[0]) == TABLE_COLUMNS
             assert [int(row["timesteps"]) for row in rows] == steps.tolist() == [200, 400, 450]
             assert [float(row["mean_return"]) for row in rows] == pytest.approx(returns.mean(axis=1), abs=1e-3)
             seconds = [float(row["wall_seconds"]) for row in rows]
@@ -161,7 +162,7 @@ class TestResults:
         path, runs, _ = finished
         StudyFolder.at(path).write_summary(runs, path / "summary.csv")
         rows = (path / "summary.csv").read_text().splitlines()
-        assert rows[0] == ",".join(COLUMNS)
+        assert rows[0] == ",".join(TABLE_COLUMNS)
         assert rows[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
 
     def test_a_finished_run_is_never_repeated(self, finished):

@@ -8,6 +8,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 from sb3_td3x.checkpoint import world
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint
+from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable, StopTraining
 from sb3_td3x.settings import whole
 
@@ -25,9 +26,11 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param save_path: folder of the checkpoints; one run per folder
     :param name_prefix: of each checkpoint's folder
     :param save_replay_buffer: ``False`` makes small checkpoints, after which a buffer has to be filled again
-    :param save_vecnormalize: as in SB3; the statistics are part of the checkpoint either way
+    :param save_vecnormalize: without effect, for SB3's order of arguments: the statistics are part of every checkpoint
     :param verbose: 2 prints each save
     :param keep_last: checkpoints to keep
+    :param lock: of the run's folder; a process that has lost it, because it slept for instance, saves no more
+    :raises RunLockedError: if another process has the lock
     :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; those that are there stay
     :raises ValueError: inside an ``EventCallback``, which would never let it save
     """
@@ -45,13 +48,14 @@ class TD3XCheckpointCallback(CheckpointCallback):
         verbose: int = 0,
         *,
         keep_last: int = 2,
+        lock: RunLock | None = None,
     ):
         super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
         self.keep_last = whole("keep_last", keep_last, minimum=1)
+        self.lock = lock
         self.last: Checkpoint | None = None
         self._due_at: int | None = 0  # the call since which a save is due: the first is made before the first step
         self._saved_at = -1
-        self._stored_until = -1
         self._is_stopping = False
 
     def save_and_stop(self) -> None:
@@ -65,12 +69,10 @@ class TD3XCheckpointCallback(CheckpointCallback):
             raise ValueError(f"a checkpoint cannot be made inside {outer}: give {type(self).__name__} to learn itself")
 
     def _on_training_start(self) -> None:
-        self._is_stopping = False
         self._saved_at = -1
         self._waits = self.training_env.num_envs == 1 and not world.is_complete(self.training_env)
 
     def _on_rollout_start(self) -> None:
-        self._stored_until = self.model.num_timesteps
         if self._is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
             self._save()
         if self._is_stopping:
@@ -81,12 +83,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
             self._due_at = self.n_calls
         return True
 
-    def _on_rollout_end(self) -> None:
-        self._stored_until = self.model.num_timesteps
-
     def _on_training_end(self) -> None:
-        # A callback that ended training did so before the last transition was stored: that state is not a run's
-        if self._stored_until == self.model.num_timesteps:
+        self._is_stopping = False  # not where training starts: a signal may come while it is set up
+        if self.model._is_stored:  # not where a callback ended training inside a step: that state is not a run's
             self._save()
 
     def _is_good_moment(self, waited: int) -> bool:
@@ -99,6 +98,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
         if self._saved_at == self.model.num_timesteps:
             return
         self._saved_at = self.model.num_timesteps
+        if self.lock is not None:
+            self.lock.require_ours()
         self.last = save_run(
             self.model,
             self.save_path,

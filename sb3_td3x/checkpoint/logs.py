@@ -37,8 +37,8 @@ def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step
         if name in saved:
             _truncate(path, saved[name])
     for output in logger.output_formats:
-        if isinstance(output, CSVOutputFormat):
-            output.file.seek(0, os.SEEK_END)
+        if isinstance(output, CSVOutputFormat) and output.file.seek(0, os.SEEK_END) == 0:
+            output.keys = []  # the header is gone too
 
 
 class ContinuedCSV(CSVOutputFormat):

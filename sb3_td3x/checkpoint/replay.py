@@ -16,6 +16,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
 from sb3_td3x import files
+from sb3_td3x.checkpoint.store import SEGMENT
 from sb3_td3x.errors import CheckpointError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
 from sb3_td3x.replay import DeviceReplayBuffer, cut
@@ -178,7 +179,7 @@ def _stretch(buffer: ReplayBuffer, first: int, last: int) -> dict[str, np.ndarra
 
 
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
-    path = folder / f"transitions_{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
+    path = folder / f"{SEGMENT}{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
 
     def content(beside: Path) -> None:
         with beside.open("wb") as file:

@@ -59,12 +59,15 @@ def save_run(
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
     :param with_replay_buffer: ``False`` saves the rest: small, but learning has to fill a buffer again
     :return: the checkpoint; its ``manifest`` names what will not be exact
-    :raises CheckpointError: naming the file that cannot be written, for example because the disk is full, or a checkpoint of
-        another run, which is left alone
+    :raises CheckpointError: naming the file that cannot be written (the disk may be full), what is no plain value, or another
+        run's checkpoint, which is left alone
+    :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
     whole("keep_last", keep_last, minimum=1)
+    if not model._is_stored and model._last_obs is not None:
+        raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     store = Store(Path(folder).resolve())
     env = _env_of(model)
     with store.writing(), explained_deaths(env):
@@ -87,15 +90,15 @@ def _add(
     with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
         model.save(partial_folder / MODEL)
         surroundings = world.get(env)
-        if model._last_obs is None and model._last_episode_starts is not None:
-            surroundings["complete"] = False  # a callback ended `learn` inside a step: the episodes do not go on
+        if _was_cut(model):
+            surroundings["complete"] = False
         state = {
             "generators": generators.state(model.action_space),
             "world": surroundings,
             "callbacks": callback_states.state(callbacks),
             "files": _copy_in(callback_states.files(callbacks), partial_folder),
         }
-        (partial_folder / STATE).write_text(json.dumps(plain.encode(state), allow_nan=False))
+        (partial_folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
         described = _save_buffer(model, store, lineage, partial_folder) if with_replay_buffer else {}
         return complete(
             {
@@ -143,8 +146,28 @@ def resume_run(
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
     lineages.take_up(model, store, found)
-    model._on_continue = partial(_continue, model, found, state, problems)
+    world.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
+    model._on_continue = partial(_continue, model, found, state, problems, _was_cut(model))
     return model
+
+
+def _was_cut(model: Resumable) -> bool:
+    """Whether ``learn`` was ended inside a step, so that the episodes under way do not go on."""
+    return model._last_obs is None and model._last_episode_starts is not None
+
+
+def _encoded(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """As ``plain.encode``, but it is said which callback or other part is not plain."""
+    parts = {**state, **{f"callback {name}": one for name, one in state["callbacks"].items()}}
+    encoded = {}
+    for name, part in parts.items():
+        if name != "callbacks":
+            try:
+                encoded[name] = plain.encode(part)
+            except plain.NotPlain as error:
+                raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
+    callbacks = {name: encoded.pop(f"callback {name}") for name in state["callbacks"]}
+    return {**encoded, "callbacks": callbacks}
 
 
 def _env_of(model: Resumable) -> VecEnv:
@@ -247,12 +270,14 @@ def _other_versions(found: Checkpoint) -> list[str]:
             for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
 
 
-def _continue(model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str], callback: BaseCallback) -> None:
+def _continue(
+    model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str], was_cut: bool, callback: BaseCallback
+) -> None:
     """Give callbacks, environments, logs and generators their saved state: the last thing before the first step."""
     env = _env_of(model)
     _copy_back(state["files"], found, callback_states.files(callback))
     problems = [*problems, *callback_states.restore(callback, state["callbacks"])]
-    problems += _continue_world(model, env, state["world"])
+    problems += _continue_world(model, env, state["world"], was_cut)
     logs.go_on(model.logger, env, found.path.parent, found.manifest["logs"], model.num_timesteps)
     problems += generators.restore(state["generators"], model.action_space)
     model.resumptions.append({"steps": model.num_timesteps, "not_restored": problems})
@@ -260,8 +285,8 @@ def _continue(model: Resumable, found: Checkpoint, state: dict[str, Any], proble
         warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 
 
-def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any]) -> list[str]:
-    at_start = np.asarray(model._last_episode_starts, dtype=bool)
+def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any], was_cut: bool) -> list[str]:
+    at_start = np.asarray(model._last_episode_starts, dtype=bool) & (not was_cut)
     expected = copy.deepcopy(model._last_obs)
     reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
     if saved["complete"] and reached:

@@ -59,6 +59,7 @@ _ENVIRONMENT = _parts(classes=_many(_a(str)), layers=_a(list), random=_optional(
 _WORLD = _parts(
     envs=_optional(_many(_ENVIRONMENT)),
     vec=_many(_optional(_parts(**{"class": _a(str)}))),
+    seeds=_optional(_many(_optional(_count))),
     complete=_a(bool),
 )
 STATE: dict[str, Check] = {

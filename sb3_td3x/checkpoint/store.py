@@ -17,7 +17,8 @@ from sb3_td3x.serialization import links
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-SEGMENTS = "replay"
+SEGMENTS, SEGMENT = "replay", "transitions_"
+"""The folder of transitions, and how its files' names begin."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Store:
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
         found = []
-        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+        for path in self._manifests():
             try:
                 found.append(Checkpoint(path.parent, _read(path)))
             except CheckpointError:
@@ -106,9 +107,12 @@ class Store:
         if (link := links.first_out(self.folder)) is not None:
             raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
 
+    def _manifests(self) -> Iterator[Path]:
+        return self.folder.glob(f"[!.]*_steps*/{MANIFEST}")
+
     def _unreadable(self) -> CheckpointError | None:
         """Why a manifest cannot be read: nobody knows then which checkpoint is the newest."""
-        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+        for path in self._manifests():
             try:
                 _read(path)
             except CheckpointError as error:
@@ -163,7 +167,7 @@ class Store:
     def prune(self, keep_last: int) -> None:
         """
         Remove all checkpoints but the newest, damaged ones, which would keep a run from being resumed, then the segments that
-        none of those needs and what is left of checkpoints that were being written or removed.
+        none of those needs and what is left of checkpoints that were being written or removed. Files of other names stay.
         """
         every = self.checkpoints()
         kept = every[-keep_last:]
@@ -171,14 +175,14 @@ class Store:
         with files.explained(self.folder):
             for old in every[:-keep_last]:
                 files.remove(old.path)
-            for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+            for path in self._manifests():
                 if _unsealed(path) is None:  # not one of a newer format, which is whole
                     files.remove(path.parent)
             for path in self.segments.iterdir():
-                if path.name not in needed:
+                if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:
                     path.unlink(missing_ok=True)
         for leftover in ("partial", "removed"):
-            for hidden in self.folder.glob(f".*.{leftover}"):
+            for hidden in self.folder.glob(f".*_steps*.{leftover}"):
                 shutil.rmtree(hidden, ignore_errors=True)
 
 

@@ -79,9 +79,10 @@ class ResumableEnv(gym.Wrapper):
             "complete": None not in layers,
         }
 
-    def set_world(self, world: dict[str, Any], rewind: bool) -> bool:
+    def set_world(self, world: dict[str, Any], resets: bool, rewind: bool) -> bool:
         """
         :param world: from ``get_world``
+        :param resets: whether a reset follows, which a ``Monitor`` may not allow inside an episode
         :param rewind: let the next reset be the one that began the saved episode
         :return: whether the layers are those that were saved; if not, nothing changes
         """
@@ -92,6 +93,8 @@ class ResumableEnv(gym.Wrapper):
                 _set_state_of(layer, state)
             if rewind and hasattr(type(layer), "rewind"):
                 layer.rewind()  # type: ignore[attr-defined]
+            if resets and isinstance(layer, Monitor):
+                layer.needs_reset = True
         if world["random"] is not None:
             self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(world["random"]).bit_generator.state
         return True
@@ -102,7 +105,7 @@ def get(env: VecEnv) -> dict[str, Any]:
     The state of all environments and of the layers around them.
 
     :return: ``envs``: one entry per environment, or ``None`` where they cannot be reached; ``vec``: the layers' states;
-        ``complete``: whether the next step can follow from it
+        ``complete``: whether the next step can follow from it; ``seeds``: of the next reset
     """
     layers = list(_vec_layers(env))
     envs = _call(layers[-1], "get_world")
@@ -111,6 +114,7 @@ def get(env: VecEnv) -> dict[str, Any]:
         "envs": envs,
         "vec": [_plain(layer) for layer in layers[:-1]],
         "complete": envs is not None and all(one["complete"] for one in envs) and all(known),
+        "seeds": list(layers[-1]._seeds),  # for the next reset, where there was none yet
     }
 
 
@@ -124,7 +128,9 @@ def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
     innermost = list(_vec_layers(env))[-1]
     if world["envs"] is None or len(world["envs"]) != env.num_envs:
         return False
-    arguments = list(zip(world["envs"], rewind, strict=True))
+    arguments = [(one, not world["complete"], again) for one, again in zip(world["envs"], rewind, strict=True)]
+    if world.get("seeds") is not None:
+        innermost._seeds = list(world["seeds"])
     return all(_call(innermost, "set_world", arguments) or [False])
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sb3_td3x import files
-from sb3_td3x.evaluation import SCORE_COLUMNS
 from sb3_td3x.rundir import PRINTED, SCORES
+from sb3_td3x.scores import TABLE_COLUMNS
 from sb3_td3x.study.grid import StudyRun
-
-COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def _named(run: StudyRun) -> dict[str, str]:
 
 def _csv(rows: Iterator[dict[str, str]]) -> bytes:
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     return text.getvalue().encode()

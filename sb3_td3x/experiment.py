@@ -281,8 +281,9 @@ def train(
             with stopping_on_signal(checkpoint.save_and_stop):
                 every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
                 run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
-        finally:
-            save_last()  # after an error too
+        except BaseException:
+            save_last()  # as at the end
+            raise
     return run.model.num_timesteps >= run.total
 
 

@@ -158,16 +158,15 @@ def _was_cut(model: Resumable) -> bool:
 
 def _encoded(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     """As ``plain.encode``, but it is said which callback or other part is not plain."""
-    parts = {**state, **{f"callback {name}": one for name, one in state["callbacks"].items()}}
-    encoded = {}
-    for name, part in parts.items():
-        if name != "callbacks":
-            try:
-                encoded[name] = plain.encode(part)
-            except plain.NotPlain as error:
-                raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
-    callbacks = {name: encoded.pop(f"callback {name}") for name in state["callbacks"]}
-    return {**encoded, "callbacks": callbacks}
+
+    def encode(name: str, part: Any) -> Any:
+        try:
+            return plain.encode(part)
+        except plain.NotPlain as error:
+            raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
+
+    callbacks = {name: encode(f"callback {name}", one) for name, one in state["callbacks"].items()}
+    return {name: callbacks if name == "callbacks" else encode(name, part) for name, part in state.items()}
 
 
 def _env_of(model: Resumable) -> VecEnv:

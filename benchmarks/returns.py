@@ -18,12 +18,13 @@ import yaml
 from results import RETURNS, versions
 from stable_baselines3.common.noise import NormalActionNoise
 
-from sb3_td3x import environments, experiment
+from sb3_td3x import environments
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
+from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.grid import StudyRun
@@ -82,7 +83,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         model.set_logger(logs.configure(place.log))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
-        with experiment.stopping_on_signal(saving.save_and_stop):
+        with stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]
 

@@ -1,16 +1,12 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
 import math
-import multiprocessing
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch as th
@@ -24,6 +20,7 @@ from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNorma
 from sb3_td3x.lock import RunLock, is_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import CHECKED, checked, whole
+from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.td3x import TD3X
 
 # rl-zoo3's names in args.yml, where they are not ours
@@ -308,30 +305,6 @@ def require_device(device: str) -> None:
         raise ValueError(f"there is no device {device!r} here, use auto or cpu: {error}") from error
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"SB3 runs on cpu and cuda, not on {device!r}")
-
-
-@contextmanager
-def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """
-    The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts.
-
-    In a process that a study has started, only SIGTERM counts: the terminal sends Ctrl-C to it too, and the study decides.
-    """
-    ours = [signal.SIGTERM] if multiprocessing.parent_process() else [signal.SIGTERM, signal.SIGINT]
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        stop()
-        if signal.SIGINT in ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    # Only the main thread may handle signals
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, receive) for number in ours if is_main}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _environments(

@@ -12,7 +12,7 @@ REFERENCE = PACKAGE.parent / "docs" / "api.md"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "files", "lock", "settings", "generators", "rule", "critics", "observations", "precision",
+    "version", "errors", "files", "lock", "signals", "settings", "generators", "rule", "critics", "observations", "precision",
     "exploration", "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "overlap",
     "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing", "report",

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from sb3_td3x import experiment
 from sb3_td3x.errors import RunLockedError
 from sb3_td3x.lock import STALE_SECONDS, RunLock, is_held
+from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.study import runners
 from sb3_td3x.study.folder import StudyFolder
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
@@ -113,7 +113,7 @@ def told(connection):
     """In a process that ignores Ctrl-C, as a study's do: how often signals said to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stops = []
-    with experiment.stopping_on_signal(lambda: stops.append(1)):
+    with stopping_on_signal(lambda: stops.append(1)):
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
             connection.send(len(stops))

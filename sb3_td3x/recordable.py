@@ -140,8 +140,9 @@ class RecordableUpdate:
         with th.enable_grad(), precision.hidden_products(self.policy, self.numbers), exchanged(self.policy, stand_ins):
             losses, fault = self._update(trained, *others)
         with th.no_grad():
+            is_kept = fault == 0
             for old, new in zip(kept, moved, strict=True):
-                old.copy_(th.where(fault == 0, new, old))
+                old.copy_(th.where(is_kept, new, old))
         return [fault, *[loss for loss in losses if loss is not None]]
 
     def _update(

@@ -18,6 +18,32 @@ def one_thread():
     th.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_program_per_graph():
+    """
+    Equal recordings are compiled once per process, because that takes seconds. Recording itself is done anew everywhere.
+
+    A program reads nothing but its inputs, so models can share it.
+    """
+    import torch._inductor
+    import torch._inductor.config
+
+    programs = {}
+    compile_graph = torch._inductor.compile
+
+    def compile_once(graph, inputs, options):
+        assert not any(node.op == "get_attr" for node in graph.graph.nodes), "a tensor is in the program that is no input"
+        layouts = tuple((one.shape, one.stride(), one.dtype) for one in inputs)
+        key = graph.code, layouts, th.get_num_threads(), torch._inductor.config.aot_inductor.debug_compile
+        if key not in programs:
+            programs[key] = compile_graph(graph, inputs, options=options)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._inductor, "compile", compile_once)
+        yield
+
+
 @pytest.fixture
 def optimised():
     """Programs are compiled as for users."""

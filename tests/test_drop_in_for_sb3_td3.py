@@ -9,7 +9,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
-from tests.tools import LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 
 def parameters(function):
@@ -38,12 +38,12 @@ def test_methods_take_the_same_arguments(method):
 
 @pytest.mark.parametrize(("n_critics", "accelerate"), [(1, "plain"), (2, "plain"), (3, "plain"), (2, "compiled")])
 def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, optimised, n_critics, accelerate):
-    kwargs = {"policy_kwargs": {"net_arch": [32, 24], "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
+    kwargs = {"policy_kwargs": {**SMALL, "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
     theirs = without_output(model(cls=TD3, **kwargs))
-    ours = without_output(model(cls=TD3X, accelerate=accelerate, batch_size=32, **kwargs))
+    ours = without_output(model(cls=TD3X, accelerate=accelerate, **kwargs))
     ours.set_parameters(theirs.get_parameters())
-    batches = [random_batch(seed, batch=32) for seed in range(20)]
-    noises = [th.randn(32, 1, generator=th.Generator().manual_seed(seed)) for seed in range(20)]
+    batches = [random_batch(seed) for seed in range(20)]
+    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(20)]
 
     feed(ours, batches, noises)
     ours.train(gradient_steps=20)

@@ -1,5 +1,6 @@
 """Every number of the rule changes the update when it is turned, nonsense is refused, and ``1e6`` is a whole number."""
 
+import functools
 import math
 
 import pytest
@@ -21,10 +22,17 @@ TURNED = {
     "top_quantiles_to_drop_per_net": 1,
     "prioritization": "pal",
 }
-BESIDE = {"top_quantiles_to_drop_per_net": {"n_quantiles": 5}}  # what else it takes for a setting to matter
+# What else it takes for a setting to matter. Those that are part of a program are tried on one program, that of both networks
+BESIDE = {
+    "max_grad_norm": {"policy_delay": 1},
+    "top_quantiles_to_drop_per_net": {"policy_delay": 1, "n_quantiles": 5},
+    "prioritization": {"policy_delay": 1},
+}
 
 
+@functools.cache
 def trained(**kwargs):
+    """The weights after six updates, made once for all tests that compare with them."""
     algorithm = without_output(model(batch_size=8, **kwargs))
     run(algorithm)
     return weights(algorithm)

@@ -43,8 +43,8 @@ def test_the_values_are_those_of_the_layers_by_hand(n_quantiles):
 def test_its_parameters_learn_and_reach_the_targets(n_quantiles):
     algorithm = without_output(normed(n_quantiles=n_quantiles, tau=0.5, policy_delay=1))
     before = weights(algorithm)
-    feed(algorithm, [random_batch(seed, 16) for seed in range(2)], [th.zeros(16, 1)] * 2)
-    algorithm.train(2, batch_size=16)
+    feed(algorithm, [random_batch(seed, 8) for seed in range(2)], [th.zeros(8, 1)] * 2)
+    algorithm.train(2, batch_size=8)
     for name in ("critic.qf0.1.weight", "critic.qf1.4.bias", "critic_target.qf1.4.bias"):
         assert (weights(algorithm)[name] - before[name]).abs().max() > 1e-6
 
@@ -53,8 +53,8 @@ def test_compiled_updates_equal_plain_ones():
     outcomes = []
     for path in ("plain", "compiled"):
         algorithm = without_output(normed(n_quantiles=5, accelerate=path, policy_delay=1))  # one program
-        feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
-        algorithm.train(4, batch_size=16)
+        feed(algorithm, [random_batch(seed, 8) for seed in range(4)], [th.zeros(8, 1)] * 4)
+        algorithm.train(4, batch_size=8)
         outcomes.append(weights(algorithm))
     assert largest_difference(*outcomes) < 1e-5
 

@@ -215,7 +215,7 @@ from tests.tools import model
 
 run = wandb.init(project="td3x", mode="offline", sync_tensorboard=True)
 model(tensorboard_log="tensorboard").learn(130, WandbCallback(model_save_path="models"), log_interval=1)
-assert run.config["algo"] == "TD3X" and run.config["batch_size"] == 16
+assert run.config["algo"] == "TD3X" and run.config["batch_size"] == 8
 run.finish()
 """
 

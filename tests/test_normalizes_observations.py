@@ -84,8 +84,8 @@ class TestNetworks:
         algorithm = without_output(model(tau=0.5, **kwargs))
         algorithm.policy.normalizer.update(np.random.default_rng(0).normal(3, 2, size=(50, 3)))
         before = algorithm.policy.normalizer.moments[0].mean.clone()
-        feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
-        algorithm.train(4, batch_size=16)
+        feed(algorithm, [random_batch(seed, 8) for seed in range(4)], [th.zeros(8, 1)] * 4)
+        algorithm.train(4, batch_size=8)
         networks = (algorithm.actor, algorithm.actor_target, algorithm.critic, algorithm.critic_target)
         assert len({id(network.features_extractor.normalizer) for network in networks}) == 1
         th.testing.assert_close(algorithm.policy.normalizer.moments[0].mean, before, rtol=0, atol=0)
@@ -96,9 +96,9 @@ class TestNetworks:
             algorithm = without_output(model(accelerate=path, policy_delay=1, **NORMALIZED))  # one program
             for seed in range(3):
                 algorithm.policy.normalizer.update(np.random.default_rng(seed).normal(3, 2 + seed, size=(50, 3)))
-                feed(algorithm, [random_batch(seed, 16), random_batch(seed + 9, 16)], [th.zeros(16, 1)] * 2)
+                feed(algorithm, [random_batch(seed, 8), random_batch(seed + 9, 8)], [th.zeros(8, 1)] * 2)
                 before = algorithm.policy.normalizer.moments[0].mean.clone()
-                algorithm.train(2, batch_size=16)
+                algorithm.train(2, batch_size=8)
                 assert th.equal(algorithm.policy.normalizer.moments[0].mean, before)
             outcomes.append(weights(algorithm))
         assert largest_difference(*outcomes) < 1e-5
@@ -144,9 +144,9 @@ class TestFiles:
         moves = TD3X.load(tmp_path / "model", env=LineEnv())
         for algorithm in (stays, moves):
             without_output(algorithm)
-            feed(algorithm, [random_batch(seed, 16) for seed in range(4)], [th.zeros(16, 1)] * 4)
+            feed(algorithm, [random_batch(seed, 8) for seed in range(4)], [th.zeros(8, 1)] * 4)
             algorithm.policy.normalizer.update(np.ones((4, 3)))
-            algorithm.train(4, batch_size=16)
+            algorithm.train(4, batch_size=8)
         assert largest_difference(weights(stays), weights(moves)) == 0
 
     def test_the_best_actor_keeps_the_statistics_that_it_acted_with(self):

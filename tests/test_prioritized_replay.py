@@ -146,10 +146,10 @@ class TestAlgorithm:
         algorithm = without_output(model(prioritization="lap", n_quantiles=n_quantiles, target_policy_noise=0.0))
         algorithm.learn(40)
         before, state = copy.deepcopy(algorithm.policy), np.random.get_state()
-        batch = sample(algorithm.replay_buffer, 16, None)
+        batch = sample(algorithm.replay_buffer, 8, None)
         place = algorithm.replay_buffer._sampled
         np.random.set_state(state)
-        algorithm.train(1, 16)
+        algorithm.train(1, 8)
         target = update.target_of(before, batch, th.zeros_like(batch.actions), algorithm._rule_settings())
         with th.no_grad():
             values = before.critic(batch.observations, batch.actions)
@@ -159,7 +159,7 @@ class TestAlgorithm:
     @pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
     def test_compiled_updates_tell_the_same_errors(self):
         told = {"plain": [], "compiled": []}
-        models = pair(prioritization="lap", n_quantiles=5)
+        models = pair(prioritization="lap", n_quantiles=5, policy_delay=1)
         for algorithm in models:
             algorithm.replay_buffer.update_priorities = told[algorithm.accelerate].append
             train(algorithm, [random_batch(seed) for seed in range(4)])

@@ -217,6 +217,7 @@ def test_ray_is_started_if_it_is_not_running(actors, monkeypatch):
         RayVecEnv([LineEnv])
 
 
+@pytest.mark.skipif(not SOAK, reason="part of the soak: a minute or two of starting Ray's processes")
 def test_sb3s_own_tests_of_processes_pass(sb3_tests):  # noqa: F811
     command = [
         sys.executable,

@@ -360,6 +360,6 @@ class TestNotANumber:
         broken = algorithm.critic if network == "critic" else algorithm.actor
         next(iter(broken.parameters())).register_hook(lambda gradient: gradient * float("nan"))
         with pytest.raises(NonFiniteError, match=rf"{network} loss or its gradient is not finite at update {updates + 1}"):
-            algorithm.train(gradient_steps=1, batch_size=16)
+            algorithm.train(gradient_steps=1, batch_size=8)
         assert algorithm._n_updates == updates
         assert largest_difference(weights(algorithm), healthy) == 0

@@ -57,7 +57,7 @@ def test_batch_norm_and_unknown_layers_are_in_training_mode_during_updates(monke
     assert algorithm.policy.has_modes
     algorithm.learn(30)
     modes.clear()
-    algorithm.train(1, 16)
+    algorithm.train(1, 8)
     assert True in modes
     modes.clear()
     algorithm.predict(LineEnv().reset(seed=0)[0])

@@ -108,7 +108,7 @@ def test_it_works_with_normalisation_and_evaluation(processes):
     assert np.isfinite(evaluation.last_mean_reward)
     assert algorithm.get_env() is env
     before = weights(algorithm)
-    algorithm.train(1, 16)  # outside of `learn` there is nothing to overlap with
+    algorithm.train(1, 8)  # outside of `learn` there is nothing to overlap with
     assert largest_difference(before, weights(algorithm)) > 0
 
 
@@ -153,7 +153,7 @@ def test_the_end_of_learn_and_updates_by_hand_find_nothing_pending(processes):
 
         def _on_training_end(self):
             seen.append(self.model._n_updates)
-            self.model.train(5, 16)
+            self.model.train(5, 8)
             seen.append(self.model._n_updates)
 
     model(processes(1), overlap=True).learn(30, Look())

@@ -50,7 +50,7 @@ class LineEnv(gym.Env):
 
 def model(env=None, policy="MlpPolicy", *, cls=TD3X, **kwargs):
     """A model that is quick to build and to train; its critics are TD3's, unless a test asks for quantiles."""
-    kwargs = {"policy_kwargs": SMALL, "buffer_size": 1000, "learning_starts": 10, "batch_size": 16, "seed": 0, **kwargs}
+    kwargs = {"policy_kwargs": SMALL, "buffer_size": 1000, "learning_starts": 10, "batch_size": 8, "seed": 0, **kwargs}
     if issubclass(cls, TD3X):
         kwargs.setdefault("n_quantiles", 1)
     return cls(policy, env or LineEnv(), device="cpu", **kwargs)

@@ -89,7 +89,7 @@ def _cell(values: list[float]) -> str:
     if not values:
         return "not run"
     spread = f" ± {np.std(values, ddof=1):.0f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.0f}{spread} ({len(values)})"
+    return f"{round(np.mean(values))}{spread} ({len(values)})"
 
 
 def runs_table(found: Runs) -> str:
@@ -127,7 +127,7 @@ def others_table(found: Runs) -> str:
         members = found.get(("td3x", "default", env), [])
         ends = [float(run["mean_return"][-1]) for run in members]
         steps = f"{min(run['timesteps'].max() for run in members):,.0f}" if members else "-"
-        lines.append(f"| {env} | {aim} | {steps} | {_cell(ends)} | {f'{min(ends):.0f}' if ends else '-'} |")
+        lines.append(f"| {env} | {aim} | {steps} | {_cell(ends)} | {f'{round(min(ends))}' if ends else '-'} |")
     return "\n".join(lines)
 
 

@@ -68,6 +68,16 @@ def trained():
 
 
 @pytest.fixture(scope="session")
+def walker_run(tmp_path_factory):
+    """The folder of a short run of the command on the walker, from start to film, and what it printed; not to be changed."""
+    from tests.commands import QUICK, td3x
+
+    out = tmp_path_factory.mktemp("logs")
+    printed = td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", out, *QUICK)
+    return out / "td3x" / "Walker2DBulletEnv-v0_1", printed
+
+
+@pytest.fixture(scope="session")
 def zipped(trained):
     """Its zip, as bytes."""
     file = io.BytesIO()

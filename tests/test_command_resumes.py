@@ -18,8 +18,8 @@ from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
+from tests.commands import FAST, called, start, td3x
 from tests.resuming import seeded
-from tests.test_command_line import FAST, called, start, td3x
 from tests.tools import LineEnv, weights
 
 STEPS = 1200

@@ -5,7 +5,7 @@ import pytest
 
 from sb3_td3x import curves, iqm, scores
 from sb3_td3x.rundir import RunDir
-from tests.test_command_line import called
+from tests.commands import called
 
 HEAD = "algo,setting,env,seed,timesteps,mean_return,std_return,wall_seconds"
 

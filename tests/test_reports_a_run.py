@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from sb3_td3x import cli, experiment, report
 from sb3_td3x.rundir import RunDir
-from tests.test_command_line import FAST, called
+from tests.commands import FAST, called
 from tests.tools import LineEnv
 
 STEPS = 400

@@ -23,8 +23,8 @@ from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.runners import Outcome
 from sb3_td3x.study.watch import progress
+from tests.commands import called, td3x
 from tests.studies import SHORT, made, nodes, saved_steps, study, tables
-from tests.test_command_line import called, td3x
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
 

@@ -15,8 +15,8 @@ from sb3_td3x.lock import STALE_SECONDS, RunLock, is_held
 from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.study import runners
 from sb3_td3x.study.folder import StudyFolder
+from tests.commands import called, start, td3x
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
-from tests.test_command_line import called, start, td3x
 
 
 def wait_until(condition, seconds=120):

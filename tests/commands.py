@@ -1,0 +1,48 @@
+"""Calling the td3x command, in a process of its own or in this one, on runs that are quick."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sb3_td3x import cli, experiment
+from sb3_td3x.rundir import RunDir
+
+FAST = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50")
+QUICK = ["--set", FAST[0], "--set", FAST[1], "--eval-freq", "100", "--eval-episodes", "2"]
+
+
+def prepared(tmp_path, env_id, overrides=FAST, **kwargs):
+    return experiment.prepare(experiment.Experiment(env_id, overrides=overrides, out=tmp_path, device="cpu", **kwargs))
+
+
+def td3x(*arguments, expect=0):
+    """Run the command in a process of its own, and return what it printed."""
+    result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = result.communicate(timeout=300)
+    assert result.returncode == expect, out + err
+    return out + err
+
+
+def start(*arguments, **kwargs):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("DISPLAY", None), environment.pop("WAYLAND_DISPLAY", None)
+    command = [sys.executable, "-m", "sb3_td3x", *map(str, arguments)]
+    return subprocess.Popen(command, text=True, env=environment, **kwargs)
+
+
+def saved_run(tmp_path, env_id, algorithm):
+    """A run folder with this model."""
+    run = RunDir.create(tmp_path, env_id)
+    run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": env_id})
+    algorithm.save(run.last_model)
+    return run
+
+
+def called(monkeypatch, capfd, *arguments):
+    """The command in this process: exit code and what it wrote to stderr."""
+    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capfd.readouterr().err

@@ -1,0 +1,175 @@
+"""The td3x commands that read a run: its scores, films and curves, and what they do not do with a stranger's."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+
+import gymnasium as gym
+import pytest
+import yaml
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
+from typer.testing import CliRunner
+
+from sb3_td3x import cli, playing, scores
+from sb3_td3x.curves import draw
+from sb3_td3x.rundir import RunDir
+from tests.commands import called, saved_run, td3x
+from tests.tools import LineEnv, model
+
+
+class TestReading:
+    def test_eval_scores_fresh_episodes(self, walker_run):
+        first, second = (td3x("eval", walker_run[0], "--episodes", 2) for _ in range(2))
+        assert "Walker2DBulletEnv-v0, best_model.zip: return" in first
+        assert first == second
+
+    def test_enjoy_films_where_there_is_no_display(self, walker_run, tmp_path):
+        printed = td3x("enjoy", walker_run[0], "--video", tmp_path / "walk.mp4")
+        assert (tmp_path / "walk.mp4").stat().st_size > 1000
+        assert "one episode, return" in printed
+
+    def test_enjoy_opens_a_window_where_there_is_a_display(self, tmp_path, monkeypatch, capsys):
+        shown = []
+
+        class Windowed(LineEnv):
+            metadata = {"render_modes": ["human"]}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__(length=7)
+                self.render_mode = render_mode
+
+            def step(self, action):
+                shown.append(self.render_mode)
+                return super().step(action)
+
+        monkeypatch.setitem(gym.registry, "Windowed-v0", gym.envs.registration.EnvSpec("Windowed-v0", Windowed))
+        run = saved_run(tmp_path, "Windowed-v0", model(Windowed()))
+        monkeypatch.setenv("DISPLAY", ":0")
+        monkeypatch.setattr(sys, "argv", ["td3x", "enjoy", str(run.path), "--episodes", "2"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        assert shown == ["human"] * 14
+        assert capsys.readouterr().out.count("return ") == 2
+
+    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_film(self, tmp_path, monkeypatch):
+        class Blind(LineEnv):
+            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__()
+                self.render_mode = render_mode
+
+            def render(self):
+                raise RuntimeError("no [GL] context")
+
+        monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
+        run = saved_run(tmp_path, "Blind-v0", model(Blind()))
+        with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
+            playing.film(run, run.film)
+        assert not list(run.film.parent.iterdir())
+        run.film.write_text("an older film")
+        with pytest.raises(ValueError, match="cannot be filmed"):
+            playing.film(run, run.film)
+        assert run.film.read_text() == "an older film"
+
+    def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
+        spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
+        monkeypatch.setitem(gym.registry, "Bits-v0", spec)
+        env = BitFlippingEnv(n_bits=4, continuous=True)
+        learner = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
+        assert playing.evaluate(saved_run(tmp_path, "Bits-v0", learner), episodes=2, seed=0).shape == (2,)
+
+    def test_plot_reads_runs_of_rl_zoo(self, walker_run, tmp_path):
+        run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"
+        shutil.copytree(walker_run[0], run)
+        content = OrderedDict([("algo", "td3"), ("env", "Walker2DBulletEnv-v0")])
+        (run / "Walker2DBulletEnv-v0" / "args.yml").write_text(yaml.dump(content))
+        assert RunDir.open(run).arguments() == dict(content)
+        draw(scores.read([run, walker_run[0]]), tmp_path / "both.png")
+        assert (tmp_path / "both.png").stat().st_size > 1000
+
+    def test_plot_draws_several_runs(self, walker_run, tmp_path):
+        td3x("plot", walker_run[0], walker_run[0], "--out", tmp_path / "both.png")
+        assert (tmp_path / "both.png").stat().st_size > 1000
+
+    def test_help_comes_at_once(self):
+        started = time.perf_counter()
+        printed = td3x("--help")
+        assert all(name in printed for name in ("train", "eval", "enjoy", "plot"))
+        code = "import sys, sb3_td3x.cli; assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert time.perf_counter() - started < 30  # hangs only: what matters is that torch is not loaded
+
+
+@pytest.mark.parametrize("command", ["eval", "enjoy", "plot"])
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatch):
+    code, printed = called(monkeypatch, capfd, command, tmp_path)
+    assert code == 2
+    assert "is not a run" in printed
+
+
+def test_a_damaged_model_is_named(walker_run, tmp_path, capfd, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(walker_run[0], run)
+    (run / "best_model.zip").write_bytes((run / "best_model.zip").read_bytes()[:1000])
+    code, printed = called(monkeypatch, capfd, "eval", run)
+    assert code == 2
+    assert "best_model.zip is not a model zip, or is damaged" in printed
+
+
+class TestRunsOfStrangers:
+    """They are read without running their author's code, unless the user says that he trusts them."""
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, capfd, monkeypatch):
+        run = self.scheduled(tmp_path)
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "learning_rate holds the function" in printed
+        assert "--trust" in printed
+
+    def test_eval_trusts_when_told(self, tmp_path):
+        run = self.scheduled(tmp_path)
+        result = CliRunner().invoke(cli.app, ["eval", str(run.path), "--episodes", "1", "--trust"])
+        assert result.exit_code == 0, result.output
+        assert "return" in result.output
+
+    @pytest.mark.parametrize("command", ["eval", "enjoy"])
+    def test_their_statistics_run_nothing(self, command, tmp_path, capfd, monkeypatch):
+        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+        canary = tmp_path / "canary"
+        run.normalization.write_bytes(b"cos\nsystem\n(Vtouch " + str(canary).encode() + b"\ntR.")
+        code, printed = called(monkeypatch, capfd, command, run.path)
+        assert code == 2
+        assert "os.system" in printed
+        assert "--trust" in printed
+        assert not canary.exists()
+
+    @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"], ["train", "--resume"]])
+    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, capfd, monkeypatch):
+        run = self.of_a_module(tmp_path, monkeypatch)
+        code, printed = called(monkeypatch, capfd, *command, run.path)
+        assert code == 2
+        assert "importing their_module runs its code" in " ".join(printed.split())
+        assert "their_module" not in sys.modules
+
+    def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):
+        run = self.of_a_module(tmp_path, monkeypatch)
+        assert len(playing.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1
+        assert sys.modules.pop("their_module")
+
+    @staticmethod
+    def of_a_module(tmp_path, monkeypatch):
+        (tmp_path / "their_module.py").write_text("")
+        monkeypatch.syspath_prepend(tmp_path)
+        run = saved_run(tmp_path, "their_module:Pendulum-v1", model(gym.make("Pendulum-v1")))
+        run.write_settings(run.config(), {**run.arguments(), "overrides": []})
+        return run
+
+    @staticmethod
+    def scheduled(tmp_path):
+        return saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))

@@ -1,0 +1,218 @@
+"""The td3x command that trains, as a user types it: what it leaves behind, how it ends, what it says to bad input."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+import yaml
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from typer.testing import CliRunner
+
+from sb3_td3x import TD3X, NonFiniteError, __version__, cli, experiment, load_vecnormalize, playing
+from sb3_td3x.evaluation import save_normalization
+from tests.commands import FAST, QUICK, called, prepared, start, td3x
+from tests.tools import LineEnv, model
+
+
+def test_tells_its_version():
+    assert td3x("--version") == f"{__version__}\n"
+
+
+class TestTrain:
+    def test_fills_the_run_folder(self, walker_run):
+        run, _ = walker_run
+        expected = [
+            "evaluations.npz", "best_model.zip", "Walker2DBulletEnv-v0.zip", "0.monitor.csv", "progress.csv", "curve.png",
+            "video/best_model.mp4", "Walker2DBulletEnv-v0/config.yml", "Walker2DBulletEnv-v0/args.yml",
+        ]  # fmt: skip
+        assert not [name for name in expected if not (run / name).stat().st_size]
+
+    def test_evaluates_every_eval_freq_steps(self, walker_run):
+        with np.load(walker_run[0] / "evaluations.npz") as archive:
+            assert archive["timesteps"].tolist() == [100, 200, 300]
+            assert archive["results"].shape == (3, 2)
+
+    def test_says_where_everything_is_and_how_it_went(self, walker_run):
+        run, printed = walker_run
+        assert "Walker2DBulletEnv-v0, preset default, seed 0, 300 steps" in printed
+        for line in ("100 steps  score", "200 steps  score", "best score", str(run / "curve.png"), "best_model.mp4"):
+            assert line in printed
+        assert printed.startswith("Walker2DBulletEnv-v0")
+        assert "pybullet build time" not in printed
+
+    def test_records_the_hyperparameters_as_used(self, walker_run):
+        config = yaml.safe_load((walker_run[0] / "Walker2DBulletEnv-v0" / "config.yml").read_text())
+        assert config["learning_rate"] == "lin_7e-4"
+        assert config["policy_kwargs"] == {"net_arch": [16, 16]}
+        assert config["n_timesteps"] == 300
+
+    def test_the_models_are_plain_td3x_zips(self, walker_run):
+        last = TD3X.load(walker_run[0] / "Walker2DBulletEnv-v0.zip")
+        assert last.num_timesteps == 300
+        assert last._n_updates == 250
+
+    def test_pictures_and_film_open(self, walker_run):
+        import imageio.v2 as imageio
+
+        curve = imageio.imread(walker_run[0] / "curve.png")
+        assert curve.shape[0] > 300
+        assert curve.std() > 10
+        film = imageio.mimread(walker_run[0] / "video" / "best_model.mp4", memtest=False)
+        assert len(film) > 5
+        assert np.stack(film).std(axis=0).max() > 10  # something moves
+
+    def test_the_same_seed_gives_the_same_scores(self, walker_run, tmp_path):
+        td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", tmp_path, "--no-film", *QUICK)
+        runs = walker_run[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1"
+        first, second = (np.load(run / "evaluations.npz")["results"] for run in runs)
+        np.testing.assert_array_equal(first, second)
+
+    def test_a_run_that_a_callback_ends_has_not_reached_its_end(self, tmp_path):
+        assert not experiment.train(prepared(tmp_path, "Pendulum-v1", steps=1000), [StopTrainingOnMaxEpisodes(1)])
+
+    def test_a_new_run_never_touches_an_old_one(self, tmp_path):
+        for _ in range(2):
+            td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
+        assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
+
+    def test_a_run_shorter_than_eval_freq_is_evaluated_at_its_end(self, tmp_path):
+        run = prepared(tmp_path, "Pendulum-v1", steps=60, eval_freq=1000)
+        assert experiment.train(run)
+        assert run.folder.scores()[0].tolist() == [60]
+        assert run.folder.best_model.exists()
+        assert run.folder.curve.exists()
+
+    def test_a_nan_never_replaces_good_normalisation_and_the_best_models_is_kept(self, tmp_path, monkeypatch):
+        class TurnsBad(LineEnv):
+            def step(self, action):
+                observation, *rest = super().step(action)
+                self.steps = getattr(self, "steps", 0) + 1
+                return (observation * np.nan if self.steps == 95 else observation), *rest
+
+        monkeypatch.setitem(gym.registry, "Bad-v0", gym.envs.registration.EnvSpec("Bad-v0", TurnsBad))
+        normalize = "normalize={norm_obs: true, norm_reward: false}"
+        run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=40, eval_episodes=1, overrides=(normalize, *FAST))
+        with pytest.raises(NonFiniteError, match="environment step 95"):
+            experiment.train(run)
+        assert not run.folder.normalization.exists()  # the last are spoilt
+        steps, results = run.folder.scores()
+        env = playing.open_evaluation_env(run.folder, seed=1)
+        assert isinstance(env, VecNormalize)
+        assert np.isfinite(env.obs_rms.mean).all()
+        assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
+        env.close()
+
+    @pytest.mark.parametrize("text", ["none", "dict(norm_obs=True)", "{norm_obs: maybe}"])
+    def test_what_is_to_be_normalised_is_no_guess(self, text, tmp_path):
+        with pytest.raises(ValueError, match=r"normalize\S* must be"):
+            prepared(tmp_path, "Pendulum-v1", steps=200, overrides=(f"normalize={text}", *FAST))
+
+    @pytest.mark.parametrize("norm_obs", [True, False])
+    def test_statistics_are_written_unless_a_nan_has_spoilt_them(self, norm_obs, tmp_path):
+        env = VecNormalize(DummyVecEnv([LineEnv]), norm_obs=norm_obs)
+        learner = model(env).learn(20)
+        save_normalization(learner, tmp_path / "vecnormalize.pkl")
+        good = (tmp_path / "vecnormalize.pkl").read_bytes()
+        env.ret_rms.var = np.nan
+        save_normalization(learner, tmp_path / "vecnormalize.pkl")
+        assert (tmp_path / "vecnormalize.pkl").read_bytes() == good
+        assert load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv])).norm_obs == norm_obs
+
+    def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
+        wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
+        td3x(
+            "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-film", *QUICK,
+            "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
+        )  # fmt: skip
+        run = tmp_path / "td3x" / "Pendulum-v1_1"
+        assert {"0.monitor.csv", "1.monitor.csv"} <= {path.name for path in run.iterdir()}
+        assert (run / "Pendulum-v1" / "vecnormalize.pkl").exists()
+        loaded = TD3X.load(run / "Pendulum-v1.zip")
+        assert loaded._n_updates == 350  # as many as steps
+        assert loaded.observation_space.shape == (4,)  # with the time left
+        assert "return" in td3x("eval", run, "--episodes", 2)
+
+    @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+    def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number, n_envs):
+        arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--n-envs", n_envs, *QUICK]
+        arguments += ["--set", "accelerate=plain"]
+        process = start("train", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        run = tmp_path / "td3x" / "Pendulum-v1_1"
+        deadline = time.monotonic() + 120
+        while not (run / "curve.png").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, number)  # as a terminal and Slurm do: to the environments' processes too
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 1, printed
+        assert "Traceback" not in printed
+        assert "not of the same type" not in printed  # of environments in processes and the evaluation's
+        assert "of 1,000,000 steps; what was learned is saved" in printed
+        assert not (run / "video").exists()
+        assert TD3X.load(run / "Pendulum-v1.zip").num_timesteps >= 100
+        assert (run / "evaluations.npz").exists()
+        assert (run / "best_model.zip").exists()
+
+
+BAD_TRAINING = {
+    "an unknown environment": (["--env", "Walker2DBullet-v0"], "the nearest are Walker2DBulletEnv-v0"),
+    "discrete actions": (["--env", "CartPole-v1"], "only supports"),
+    "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
+    "an unknown setting": (["--set", "batchsize=1"], "did you mean batch_size"),
+    "no assignment": (["--set", "batch_size"], "needs key=value"),
+    "a batch of nothing": (["--set", "batch_size=0"], "batch_size must be at least 1"),
+    "a fraction": (["--set", "batch_size=1.5"], "batch_size must be a whole number"),
+    "tau above 1": (["--set", "tau=2"], "tau must be between 0 and 1"),
+    "negative noise": (["--set", "action_noise=-1"], "action_noise must not be negative"),
+    "no critic": (["--set", "policy_kwargs.n_critics=0"], "n_critics must be at least 1"),
+    "an unknown argument of the policy": (["--set", "policy_kwargs.depth=3"], "depth"),
+    "half a step": (["--steps", "10.5"], "steps must be a whole number"),
+    "no steps": (["--steps", "0"], "steps must be at least 1"),
+    "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
+    "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
+    "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
+    "a device SB3 does not know": (["--device", "meta"], "not on 'meta'"),
+    "YAML cut off": (["--set", "policy_kwargs.net_arch=[64,"], "cannot be read as YAML"),
+    "more memory than there is": (["--set", "buffer_size=1e13"], "cannot be trained"),
+    "a wrapper for two": (["--n-envs", "2", "--set", "env_wrapper=os.system"], "env_wrapper can be"),
+    "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
+    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "there is no device 'cuda'")}),
+    "a wrapper that is not on the list": (["--set", "env_wrapper=os.system"], "env_wrapper can be"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(case, tmp_path, capfd, monkeypatch):
+    arguments, message = BAD_TRAINING[case]
+    if "--env" not in arguments:
+        arguments = ["--env", "Pendulum-v1", *arguments]
+    code, printed = called(monkeypatch, capfd, "train", "--out", tmp_path / "logs", *arguments)
+    assert code == 2
+    assert message in printed
+    assert printed.startswith("error: ")
+    assert len(printed.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("logs/td3x/*"))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
+    (tmp_path / "file").write_text("")
+    code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
+    assert code == 2
+    assert "Not a directory" in printed
+
+
+def test_usage_errors_end_with_2():
+    assert CliRunner().invoke(cli.app, ["train"]).exit_code == 2
+    assert CliRunner().invoke(cli.app, ["nonsense"]).exit_code == 2
+
+
+def test_no_path_of_this_machine_is_in_a_run(walker_run):
+    text = (walker_run[0] / "Walker2DBulletEnv-v0" / "args.yml").read_text()
+    assert str(Path.home()) not in text

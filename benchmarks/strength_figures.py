@@ -127,7 +127,7 @@ def others_table(found: Runs) -> str:
         members = found.get(("td3x", "default", env), [])
         ends = [float(run["mean_return"][-1]) for run in members]
         steps = f"{min(run['timesteps'].max() for run in members):,.0f}" if members else "-"
-        lines.append(f"| {env} | {aim} | {steps} | {_cell(ends)} | {f'{round(min(ends))}' if ends else '-'} |")
+        lines.append(f"| {env} | {aim} | {steps} | {_cell(ends)} | {round(min(ends)) if ends else '-'} |")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sb3_td3x.errors import (
         CheckpointError,
         EnvironmentDiedError,
+        LockLostError,
         ModelFileError,
         NonFiniteError,
         RunLockedError,
@@ -27,6 +28,7 @@ __all__ = [
     "CnnPolicy",
     "EnvironmentDiedError",
     "EpisodeSeeds",
+    "LockLostError",
     "MlpPolicy",
     "ModelFileError",
     "MultiInputPolicy",
@@ -54,6 +56,7 @@ _MODULES = {
     "EnvironmentDiedError": "errors",
     "ModelFileError": "errors",
     "NonFiniteError": "errors",
+    "LockLostError": "errors",
     "RunLockedError": "errors",
     "EpisodeSeeds": "environments",
     "RayVecEnv": "ray_vec_env",

@@ -95,6 +95,23 @@ class RunLockedError(ValueError):
         return type(self), (self.folder, self.host, self.pid)
 
 
+class LockLostError(ValueError):
+    """
+    The lock of this process is gone: another took it, while this one slept for instance, and has left again.
+
+    :param folder: of the run
+    """
+
+    def __init__(self, folder: Path):
+        super().__init__(
+            f"{folder}: the lock of this process is gone, so another may have gone on with the run: resume it anew"
+        )
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[type["LockLostError"], tuple[Path]]:
+        return type(self), (self.folder,)
+
+
 class EnvironmentDiedError(ValueError):
     """
     The process of an environment of a ``SubprocVecEnv`` or ``RayVecEnv`` has ended.

@@ -30,6 +30,7 @@ class Loadable(Exploring):
 
     replay_buffer: ReplayBuffer
     n_steps: int
+    n_quantiles: int
     prioritization: Literal["lap", "pal"] | None = None
     _replay_buffer_is_automatic: bool | None = False  # `None` for a zip that does not say
     _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
@@ -120,8 +121,12 @@ class Loadable(Exploring):
         :param exclude: attributes to leave out
         :param include: attributes to save that are left out otherwise
         """
-        zipped = io.BytesIO()
-        super().save(zipped, exclude, include)
+        zipped, own_class = io.BytesIO(), self.policy_class
+        self.policy_class = policies.class_for_sb3(own_class, self.policy_kwargs, self.n_quantiles)
+        try:
+            super().save(zipped, exclude, include)
+        finally:
+            self.policy_class = own_class
         with zipfile.ZipFile(zipped, "a") as archive:
             names = json.loads(archive.read("data"))
             for name, content in self._own_members().items():

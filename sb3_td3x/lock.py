@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from sb3_td3x.errors import RunLockedError
+from sb3_td3x.errors import LockLostError, RunLockedError
 
 LOCK, DRAFT = "lock", ".lock."
 """The file's name, and the beginning of those of a lock that is being taken."""
@@ -23,9 +23,9 @@ class RunLock:
     """
     The right to write into a run folder; a context manager.
 
-    The file ``lock`` holds the writer's host, boot, process id and a token of its own, and is touched every 10 seconds.
-    A lock is left behind if its process is gone (same host and boot), if the host has booted since, or if it was not
-    touched for 60 seconds.
+    The file ``lock`` holds the writer's host, boot, process (its id, start and namespace of ids) and a token of its own, and
+    is touched every 10 seconds. A lock is left behind if its process is gone (same host, boot and namespace), if the host
+    has booted since, or if it was not touched for 60 seconds.
 
     :param folder: of the run; must exist
     :raises RunLockedError: on entering, naming the process that writes there
@@ -54,7 +54,10 @@ class RunLock:
     def require_ours(self) -> None:
         """
         :raises RunLockedError: if another process has taken the lock
+        :raises LockLostError: if it has left again since
         """
+        if _is_missing(self.path):
+            raise LockLostError(self.path.parent)
         holder = _read(self.path)
         if holder.get("token", self.token) != self.token:
             raise RunLockedError(self.path.parent, holder.get("host"), holder.get("pid"))
@@ -62,7 +65,7 @@ class RunLock:
     def _take(self) -> None:
         beside = self.path.with_name(f"{DRAFT}{self.token}")
         try:
-            beside.write_text(json.dumps({**_process(os.getpid()), "token": self.token}))
+            beside.write_text(json.dumps({**_this_process(), "token": self.token}))
             for _ in range(3):  # another process may take or leave the lock meanwhile
                 try:
                     self._name(beside)
@@ -112,16 +115,31 @@ def is_held(folder: Path) -> bool:
         age = time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return False
-    holder = _read(path)
-    here = _process(os.getpid())
-    is_here = holder.get("host") == here["host"]
-    if is_here and (holder.get("boot") != here["boot"] or not _is_alive(holder.get("pid"))):
-        return False
+    holder, here = _read(path), _this_process()
+    if holder.get("host") == here["host"]:
+        if holder.get("boot") != here["boot"]:
+            return False
+        if holder.get("pid_namespace", here["pid_namespace"]) == here["pid_namespace"] and not _is_alive(holder):
+            return False
     return age < STALE_SECONDS
 
 
-def _process(pid: int) -> dict[str, str | int]:
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": pid}
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file; not where a disk cannot say."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _this_process() -> dict[str, str | int]:
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(), "boot": _boot(), "pid_namespace": _pid_namespace(), "pid": pid, "started": _started(pid)
+    }  # fmt: skip
 
 
 def _boot() -> str:
@@ -132,7 +150,17 @@ def _boot() -> str:
         return ""
 
 
-def _is_alive(pid: object) -> bool:
+def _pid_namespace() -> str:
+    """Names what process ids are unique in: containers with one host name have one each, and do not see each other's."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_alive(holder: dict[str, object]) -> bool:
+    """Whether the process of a lock, of this boot and namespace, is there."""
+    pid = holder.get("pid")
     if not isinstance(pid, int) or pid <= 0:
         return False
     if os.name == "nt":
@@ -143,16 +171,28 @@ def _is_alive(pid: object) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
-    return not _is_zombie(pid)
+    started = _started(pid)
+    is_same = holder.get("started", started) == started  # ids are used again
+    return is_same and not _is_zombie(pid)
 
 
 def _is_zombie(pid: int) -> bool:
     """Whether a process has ended and only waits for its parent to ask how."""
+    return _stat(pid)[:1] in (["Z"], ["X"])
+
+
+def _started(pid: int) -> int:
+    """When a process began, in the kernel's ticks since its boot; -1 where the system does not say."""
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 else -1
+
+
+def _stat(pid: int) -> list[str]:
+    """``/proc/PID/stat`` (``man proc_pid_stat``) from its third field, the state, on; the second may hold spaces."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _read(path: Path) -> dict[str, object]:

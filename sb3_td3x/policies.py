@@ -199,6 +199,16 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
 }
 
 
+def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
+    """
+    What a zip names as its policy's class: SB3's where its networks are the same, so that SB3 reads the zip where this
+    package is not installed.
+    """
+    theirs = {ours: sb3_class for sb3_class, ours in FROM_SB3.items()}
+    fits = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
+    return theirs.get(policy_class, policy_class) if fits else policy_class
+
+
 def chosen_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
     """The number of quantiles: ``"auto"`` is the paper's 25, and 1 for policies that only have scalar critics."""
     if request != AUTO:

@@ -24,9 +24,9 @@ class OpenLineEnv(LineEnv):
         self.position, self.time = state["position"], state["time"]
 
 
-def seeded(env=LineEnv, count=1, vec=DummyVecEnv, **kwargs):
+def seeded(env=LineEnv, count=1, vec=DummyVecEnv, wrapper=lambda env: env, **kwargs):
     def maker(index):
-        return lambda: ResumableEnv(Monitor(EpisodeSeeds(env(**kwargs), 7, index)))
+        return lambda: ResumableEnv(Monitor(wrapper(EpisodeSeeds(env(**kwargs), 7, index))))
 
     return vec([maker(index) for index in range(count)])
 

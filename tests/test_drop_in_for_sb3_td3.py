@@ -1,6 +1,8 @@
 """Whoever swaps SB3's TD3 for TD3X keeps everything: keywords, updates, files."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -88,6 +90,17 @@ def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
     np.testing.assert_array_equal(ours.predict(observation)[0], theirs.predict(observation)[0])
     theirs.learn(50, reset_num_timesteps=False)
     assert theirs.num_timesteps == 150
+
+
+def test_sb3_reads_our_zip_where_this_package_is_not_installed(tmp_path):
+    model().save(tmp_path / "td3x")
+    assert model().policy_class is TD3XPolicy
+    without = "import sys; sys.modules['sb3_td3x'] = None\nfrom stable_baselines3 import TD3\n"
+    without += "print(TD3.load(sys.argv[1]).policy_class)"
+    command = [sys.executable, "-c", without, str(tmp_path / "td3x")]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert found.stdout.strip() == "<class 'stable_baselines3.td3.policies.TD3Policy'>"
+    assert TD3X.load(tmp_path / "td3x").policy_class is TD3XPolicy
 
 
 @pytest.mark.parametrize(

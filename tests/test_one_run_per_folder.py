@@ -11,7 +11,7 @@ import pytest
 
 from sb3_td3x import lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
-from sb3_td3x.errors import CheckpointError, RunLockedError
+from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
 from sb3_td3x.experiment import Experiment, prepare
 from sb3_td3x.lock import RunLock
 from tests.resuming import seeded
@@ -74,6 +74,29 @@ class TestOneWriter:
         self.leave_lock(tmp_path, boot="another")
         with RunLock(tmp_path):
             pass
+
+    def test_a_lock_of_a_dead_process_whose_number_is_in_use_again_is_taken_over(self, tmp_path):
+        """As the first process of a container that is started again."""
+        self.leave_lock(tmp_path, started=1)
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_lock_of_a_process_that_cannot_be_seen_from_this_container_is_held_while_its_heart_beats(self, tmp_path):
+        self.leave_lock(tmp_path, pid=2**22 + 1, pid_namespace="pid:[1]")
+        with pytest.raises(RunLockedError, match=f"process {2**22 + 1} on"), RunLock(tmp_path):
+            pass
+        os.utime(tmp_path / "lock", times=(time.time() - 61,) * 2)
+        with RunLock(tmp_path):
+            pass
+
+    def test_a_process_that_slept_while_another_came_and_left_saves_no_more(self, tmp_path):
+        with RunLock(tmp_path) as ours:
+            saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", lock=ours)
+            learner = model(seeded()).learn(40, saving)
+            (tmp_path / "lock").unlink()
+            with pytest.raises(LockLostError, match="the lock of this process is gone"):
+                learner.learn(40, saving, reset_num_timesteps=False)
+        assert [one.steps for one in Store(tmp_path / "checkpoint").checkpoints()] == [20, 40]
 
     def test_a_process_that_has_lost_it_saves_no_more(self, tmp_path):
         with RunLock(tmp_path) as ours:
@@ -153,4 +176,4 @@ class TestOneWriter:
         assert (tmp_path / "lock").exists()
 
     def leave_lock(self, folder, **changes):
-        (folder / "lock").write_text(json.dumps({**lock._process(os.getpid()), "token": "left", **changes}))
+        (folder / "lock").write_text(json.dumps({**lock._this_process(), "token": "left", **changes}))

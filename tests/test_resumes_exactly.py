@@ -5,10 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -83,6 +85,12 @@ class TestBitForBit:
         assert_same_run(whole, resumed)
         for one in (lambda env: env.obs_rms.mean, lambda env: env.ret_rms.var, lambda env: env.returns):
             assert np.array_equal(one(whole.get_vec_normalize_env()), one(resumed.get_vec_normalize_env()))
+
+    @pytest.mark.parametrize(("wrapper", "env"), [(NormalizeReward, LineEnv), (NormalizeObservation, OpenLineEnv)])
+    def test_with_what_gymnasiums_wrappers_normalise(self, tmp_path, wrapper, env):
+        whole, resumed = run_twice(tmp_path, lambda: seeded(env, wrapper=wrapper))
+        assert_same_run(whole, resumed)
+        assert np.array_equal(whole.replay_buffer.observations, resumed.replay_buffer.observations)
 
     def test_hindsight_replay(self, tmp_path):
         whole, resumed = run_twice(
@@ -338,6 +346,17 @@ class TestSaysWhatIsNotExact:
         other = DummyVecEnv([lambda: EpisodeSeeds(Monitor(LineEnv()), 7, 0)])
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, other).learn(60, resume=True).num_timesteps == 60
+
+    def test_a_wrapper_whose_state_is_not_known_is_named(self, tmp_path):
+        class Curriculum(gym.Wrapper):
+            pass
+
+        model(seeded(wrapper=Curriculum)).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        assert "what Curriculum keeps beyond an episode" in str(Store(tmp_path).checkpoints()[-1].manifest["not_exact"])
+        resumed = resume_run(tmp_path, seeded(wrapper=Curriculum))
+        with pytest.warns(UserWarning, match="not restored exactly: what Curriculum keeps"):
+            resumed.learn(60, resume=True)
+        assert "Curriculum" in str(resumed.resumptions[-1]["not_restored"])
 
     def test_a_callback_that_was_not_saved_is_named(self, tmp_path):
         save_run(model(seeded()).learn(40), tmp_path)

@@ -32,8 +32,14 @@ MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)
 SMALL_ROWS = 10_000
 """A segment below this many rows is joined with the next one, so that frequent saves do not leave thousands of files."""
 
-
 PRINTED_ROWS = 8
+KIND = {
+    "class": "the class",
+    "buffer_size": "the number of steps",
+    "n_envs": "the number of environments side by side",
+    "memory": "shape and type of each array",
+}
+"""What has to be equal for a buffer to be filled, in words."""
 
 
 def covers(buffer: ReplayBuffer) -> bool:
@@ -64,20 +70,30 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
     return {**_kind(buffer), "added": added, "segments": segments}
 
 
+def require_kind(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
+    """
+    :param buffer: to be filled
+    :param folder: of the segments
+    :param saved: from ``save``
+    :raises CheckpointError: naming what the saved buffer had of another class, size or shape
+    """
+    differing = [f"{KIND[name]} was {saved[name]}, is {own}" for name, own in _kind(buffer).items() if saved[name] != own]
+    if differing:
+        raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")
+
+
 def load(
     buffer: ReplayBuffer, folder: Path, saved: dict[str, Any], drop_damaged: bool = False
 ) -> tuple[list[str], np.ndarray]:
     """
     Fill an empty buffer with what was saved.
 
-    :param buffer: of the saved class, size and spaces
+    :param buffer: of the saved kind, see ``require_kind``
     :param saved: from ``save``
     :param drop_damaged: go on without the transitions of damaged segments
     :return: what is missing, in words; and which rows of the buffer hold a transition, ``(buffer_size,)``
-    :raises CheckpointError: naming a segment that is damaged, or saved from another kind of buffer
+    :raises CheckpointError: naming a segment that is damaged
     """
-    if (kind := _kind(buffer)) != {name: saved[name] for name in kind}:
-        raise CheckpointError(folder, f"holds the transitions of another kind of buffer: {saved['class']}")
     intact, missing = [], []
     for segment in saved["segments"]:
         if not 0 <= segment["first"] < segment["last"] <= min(saved["added"], segment["first"] + buffer.buffer_size):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -186,7 +187,7 @@ def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwarg
 
 def _save_buffer(model: Resumable, store: Store, lineage: Lineage, folder: Path) -> dict[str, Any]:
     buffer = model.replay_buffer
-    if not replay.covers(buffer):
+    if not replay.covers(buffer) or not _is_made_by(model, buffer):
         model.save_replay_buffer(folder / WHOLE_BUFFER)
         return {}
     if marks := replay.marks(buffer):
@@ -197,6 +198,13 @@ def _save_buffer(model: Resumable, store: Store, lineage: Lineage, folder: Path)
     return replay.save(buffer, store.segments, lineage.last.manifest["replay"], new_rows)
 
 
+def _is_made_by(model: Resumable, buffer: ReplayBuffer) -> bool:
+    """Whether the model, made anew from its zip, has such a buffer; one that was loaded into it may be another."""
+    rows = max(model.buffer_size // buffer.n_envs, 1)  # as SB3's buffers divide what they are asked for
+    wanted = (model.replay_buffer_class, rows, model.optimize_memory_usage)
+    return (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) == wanted
+
+
 def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
     if (whole := found.path / WHOLE_BUFFER).exists():
         own: dict[str, Any] = {"trust": trust} if isinstance(model, Loadable) else {}
@@ -204,6 +212,7 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool,
         return []
     if not found.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
+    replay.require_kind(model.replay_buffer, store.segments, found.manifest["replay"])
     try:
         missing, held = replay.load(model.replay_buffer, store.segments, found.manifest["replay"], drop_damaged)
     except CheckpointError as error:
@@ -257,10 +266,15 @@ def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callba
     at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
     if not surroundings["complete"] and not at_start:
         reasons.append("the episodes under way: the environments do not offer their state, so they will be cut here")
+    reasons += [_forgotten(name) for name in surroundings["forgets"]]
     reasons += [f"callback {name}" for name, one in callback_states.named(callbacks) if not callback_states.is_known(one)]
     if not described:
         reasons.append("the replay buffer, unless it is saved whole")
     return reasons
+
+
+def _forgotten(wrapper: str) -> str:
+    return f"what {wrapper} keeps beyond an episode (a wrapper without get_run_state and set_run_state)"
 
 
 def _other_versions(found: Checkpoint) -> list[str]:
@@ -299,12 +313,14 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any], was_cu
         model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
     cut(model.replay_buffer, ~at_start)
     model._last_episode_starts = np.ones_like(at_start)
+    problems = [_forgotten(name) for name in world.get(env)["forgets"]]
     if not at_start.all():
-        return ["the episodes that were under way, which are cut here"]
+        return [*problems, "the episodes that were under way, which are cut here"]
     if not _equal(model._last_obs, expected):
-        return ["the environments: their reset gives another observation (wrap them in EpisodeSeeds, or offer get_run_state)"]
+        return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
+                "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
     model._last_obs = expected
-    return []
+    return problems
 
 
 def _equal(left: Any, right: Any) -> bool:

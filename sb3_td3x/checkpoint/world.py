@@ -4,18 +4,17 @@ What surrounds the learner: its environments and the layers around them.
 An environment whose state can be given and taken offers two methods, ``get_run_state()`` (plain values and arrays) and
 ``set_run_state(state)``. Of the usual wrappers the state is known. Where all layers of an environment offer theirs, a run
 goes on inside the episode; where not, it goes on with the reset that began the episode, if that reset can be repeated
-(``rewind()``), or with a new episode.
+(``rewind()``), or with a new episode. What a layer keeps beyond an episode is lost if its state is not known; such are named.
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium as gym
 from gymnasium import wrappers
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecCheckNan,
@@ -42,6 +41,8 @@ GYMNASIUM = {
     "TransformAction": (),
     "TransformObservation": (),
     "TransformReward": (),
+    "NormalizeObservation": ("obs_rms",),
+    "NormalizeReward": ("return_rms", "discounted_reward", "returns"),  # the last before Gymnasium 1.0
 }
 LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
     **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
@@ -55,6 +56,8 @@ VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecCheckNan: (),
     OverlapVecEnv: (),
 }
+PASSING = ("gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
+"""Packages of which all other wrappers begin anew with each episode."""
 OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
 """Those of them that a reset begins anew."""
 
@@ -68,13 +71,16 @@ class ResumableEnv(gym.Wrapper):
 
     def get_world(self) -> dict[str, Any]:
         """
-        :return: ``layers``: each layer's state, outermost first, ``None`` where it offers none; ``complete``: whether all do
+        :return: ``layers``: each layer's state, outermost first, ``None`` where it offers none; ``complete``: whether all do;
+            ``forgets``: the wrappers of which something may be lost that outlives an episode
         """
-        layers = [_state_of(layer) for layer in _layers(self.env)]
+        found = list(_layers(self.env))
+        layers = [_state_of(layer) for layer in found]
         random = getattr(self.unwrapped, "_np_random", None)
         return {
-            "classes": [type(layer).__name__ for layer in _layers(self.env)],
+            "classes": [type(layer).__name__ for layer in found],
             "layers": layers,
+            "forgets": _names(layer for layer, state in zip(found[:-1], layers, strict=False) if state is None),
             "random": None if random is None else random.bit_generator.state,
             "complete": None not in layers,
         }
@@ -105,15 +111,17 @@ def get(env: VecEnv) -> dict[str, Any]:
     The state of all environments and of the layers around them.
 
     :return: ``envs``: one entry per environment, or ``None`` where they cannot be reached; ``vec``: the layers' states;
-        ``complete``: whether the next step can follow from it; ``seeds``: of the next reset
+        ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something may be lost that
+        outlives an episode; ``seeds``: of the next reset
     """
     layers = list(_vec_layers(env))
     envs = _call(layers[-1], "get_world")
-    known = [type(layer) in VEC_LAYERS for layer in layers[:-1]]
+    unknown = [layer for layer in layers[:-1] if type(layer) not in VEC_LAYERS]
     return {
         "envs": envs,
         "vec": [_plain(layer) for layer in layers[:-1]],
-        "complete": envs is not None and all(one["complete"] for one in envs) and all(known),
+        "complete": envs is not None and all(one["complete"] for one in envs) and not unknown,
+        "forgets": sorted({*_names(unknown), *(name for one in envs or [] for name in one["forgets"])}),
         "seeds": list(layers[-1]._seeds),  # for the next reset, where there was none yet
     }
 
@@ -159,6 +167,11 @@ def monitor_files(env: VecEnv) -> list[str]:
     return inner + [os.path.realpath(writer.file_handler.name) for writer in around if writer is not None]
 
 
+def _names(layers: Iterable[gym.Env | VecEnv]) -> list[str]:
+    """The classes of layers whose state is not known, without those that keep nothing beyond an episode."""
+    return [type(layer).__name__ for layer in layers if not type(layer).__module__.startswith(PASSING)]
+
+
 def _layers(env: gym.Env) -> Iterator[gym.Env]:
     while isinstance(env, gym.Wrapper):
         yield env
@@ -190,7 +203,7 @@ def _state_of(layer: gym.Env) -> Any:
         return layer.get_run_state()  # type: ignore[attr-defined]
     if type(layer) not in LAYERS:
         return None
-    state = {name: getattr(layer, name) for name in LAYERS[type(layer)] if hasattr(layer, name)}  # type: ignore[index]
+    state = {name: _statistics(getattr(layer, name)) for name in LAYERS[type(layer)] if hasattr(layer, name)}  # type: ignore[index]
     if isinstance(layer, Monitor):
         writer = layer.results_writer
         file = None if writer is None else os.path.realpath(writer.file_handler.name)
@@ -204,7 +217,7 @@ def _set_state_of(layer: gym.Env, state: dict[str, Any]) -> None:
         return
     for name in LAYERS[type(layer)]:  # type: ignore[index]
         if name in state:
-            setattr(layer, name, state[name])
+            _set_statistics(layer, name, getattr(layer, name, None), state[name])
     if isinstance(layer, Monitor):
         layer.t_start = time.time() - state["elapsed"]  # the time between two sessions is nobody's
 
@@ -217,8 +230,13 @@ def _plain(layer: VecEnv) -> dict[str, Any] | None:
     return {"class": type(layer).__name__, **{name: _statistics(value) for name, value in state.items()}}
 
 
+def _are_moments(value: Any) -> bool:
+    """Whether it is a ``RunningMeanStd``, SB3's or Gymnasium's."""
+    return all(hasattr(value, name) for name in ("mean", "var", "count"))
+
+
 def _statistics(value: Any) -> Any:
-    if isinstance(value, RunningMeanStd):
+    if _are_moments(value):
         return {"mean": value.mean, "var": value.var, "count": value.count}
     if isinstance(value, dict):
         return {key: _statistics(one) for key, one in value.items()}
@@ -232,9 +250,9 @@ def _set_plain(layer: VecEnv, state: dict[str, Any]) -> None:
 
 
 def _set_statistics(layer: VecEnv, name: str, present: Any, saved: Any) -> None:
-    if isinstance(present, RunningMeanStd):
+    if _are_moments(present):
         present.mean, present.var, present.count = saved["mean"], saved["var"], saved["count"]
-    elif isinstance(present, dict) and any(isinstance(one, RunningMeanStd) for one in present.values()):
+    elif isinstance(present, dict) and any(map(_are_moments, present.values())):
         for key, one in present.items():
             one.mean, one.var, one.count = saved[key]["mean"], saved[key]["var"], saved[key]["count"]
     else:

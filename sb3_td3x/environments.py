@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
@@ -122,7 +123,9 @@ def build(
         return make
 
     makers = [maker(index) for index in range(n_envs)]
-    return DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
+    env = DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
+    # Images channels first already here, as SB3 would have them around `VecNormalize`, which is too late (its issue #819)
+    return BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
 
 
 def _in_processes(makers: list[Callable[[], gym.Env]]) -> VecEnv:

@@ -1,6 +1,7 @@
 """A film of a trained model."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import imageio.v2 as imageio
 import numpy as np
@@ -10,34 +11,42 @@ from sb3_td3x import files
 from sb3_td3x.td3x import TD3X
 
 
-def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 1000) -> float:
+class Filmed(NamedTuple):
+    """What is to be seen: its return, its environment steps, and whether the episode ends in it."""
+
+    total: float
+    steps: int
+    is_whole: bool
+
+    def __str__(self) -> str:
+        return f"{'one episode' if self.is_whole else f'the first {self.steps:,} steps of one'}, return {self.total:.0f}"
+
+
+def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 2000) -> Filmed:
     """
     Film one episode.
 
     :param model: acts without exploration noise
     :param env: one environment made with ``render_mode="rgb_array"``
     :param out: the ``.mp4`` to write
-    :param max_steps: the film ends here at the latest
-    :return: the return of what was filmed
+    :param max_steps: the film ends here at the latest; the longest episode of Gymnasium's own tasks has as many
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(out) as beside:
         return _write(model, env, beside, max_steps)
 
 
-def _write(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> float:
+def _write(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> Filmed:
     fps = env.metadata.get("render_fps") or 30
-    total = 0.0
+    total, steps, is_whole = 0.0, 0, False
     with imageio.get_writer(path, fps=fps, macro_block_size=16) as writer:
         observation = env.reset()
-        for _ in range(max_steps):
+        while steps < max_steps and not is_whole:
             frame = env.render()
             if frame is None:
                 raise ValueError("the environment draws no picture")
             writer.append_data(np.asarray(frame))  # type: ignore[attr-defined]
             action, _ = model.predict(observation, deterministic=True)  # type: ignore[arg-type]
             observation, reward, done, _ = env.step(action)
-            total += float(reward[0])
-            if done[0]:
-                break
-    return total
+            total, steps, is_whole = total + float(reward[0]), steps + 1, bool(done[0])
+    return Filmed(total, steps, is_whole)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -15,6 +16,9 @@ from sb3_td3x.rundir import RunDir
 from sb3_td3x.serialization.pickled import load_vecnormalize
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
+
+if TYPE_CHECKING:  # it imports imageio, which is optional
+    from sb3_td3x.film import Filmed
 
 
 def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = False) -> TD3X:
@@ -67,12 +71,12 @@ def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto", tru
     return np.asarray(returns)
 
 
-def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 1000, trust: bool = False) -> float:
+def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust: bool = False) -> "Filmed":
     """
     Film one episode of a run's model.
 
+    :param max_steps: the film ends here at the latest
     :param trust: run the code that the run's files may hold
-    :return: its return
     :raises ValueError: if there is nothing to film with or the environment cannot draw itself
     """
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:

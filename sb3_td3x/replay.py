@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
@@ -179,6 +179,25 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
     ):
         if saved != wanted:
             raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
+
+
+def require_stored_as_seen(env: VecEnv) -> None:
+    """
+    Refuse a layer around ``VecNormalize`` that gives the actor other observations than SB3 stores (its issues #693 and #819).
+
+    :raises ValueError: naming the layers
+    """
+    normalization = unwrap_vec_normalize(env)
+    if normalization is None or normalization.observation_space == env.observation_space:
+        return
+    around = []
+    while env is not normalization:
+        around.append(type(env).__name__)
+        env = env.venv  # type: ignore[attr-defined]
+    raise ValueError(
+        f"{' and '.join(around)} around VecNormalize changes observations, but the replay buffer takes those before it, which "
+        "the actor does not act on: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
+    )
 
 
 def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:

@@ -23,7 +23,7 @@ from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments, chosen_quantiles
 from sb3_td3x.precision import PRECISIONS
-from sb3_td3x.replay import require_finite, require_finite_step, sample
+from sb3_td3x.replay import require_finite, require_finite_step, require_stored_as_seen, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.serialization import fields, modelfile
 from sb3_td3x.update import UpdateSettings
@@ -247,6 +247,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     ) -> tuple[int, BaseCallback]:
         self.train_freq = settings.checked_train_freq(self.train_freq)
         self._convert_train_freq()
+        require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
         self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
         self._start_overlapping()
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
@@ -282,6 +283,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
         :param progress_bar: show SB3's progress bar (needs tqdm and rich)
         :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
+        :raises ValueError: for a layer around ``VecNormalize`` that changes observations after they are stored
         :raises NonFiniteError: a NaN or infinity from the environment or in an update; no step is made with it
         :raises EnvironmentDiedError: if the process of an environment has ended
         :return: the model itself

@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 
 import gymnasium as gym
+import imageio.v2 as imageio
+import numpy as np
 import pytest
 import yaml
 from stable_baselines3 import HerReplayBuffer
@@ -75,6 +77,24 @@ class TestReading:
         with pytest.raises(ValueError, match="cannot be filmed"):
             playing.film(run, run.film)
         assert run.film.read_text() == "an older film"
+
+    @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
+    def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, monkeypatch, max_steps, said):
+        class Drawn(LineEnv):
+            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__()
+                self.render_mode = render_mode
+
+            def render(self):
+                return np.zeros((16, 16, 3), dtype=np.uint8)
+
+        monkeypatch.setitem(gym.registry, "Drawn-v0", gym.envs.registration.EnvSpec("Drawn-v0", Drawn))
+        run = saved_run(tmp_path, "Drawn-v0", model(Drawn()))
+        filmed = playing.film(run, run.film, max_steps=max_steps)
+        assert said in str(filmed)
+        assert filmed.steps == imageio.get_reader(run.film).count_frames() == min(20, max_steps)
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
         spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})

@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError
+from sb3_td3x.replay import DeviceReplayBuffer
 from tests.resuming import STEPS, assert_same_run, seeded
 from tests.tools import LineEnv, model
 
@@ -51,6 +52,25 @@ class TestTheReplayBuffer:
         learner.replay_buffer.rewards[:] = 8
         save_run(learner, tmp_path)
         self.assert_saved(learner, tmp_path)
+
+    @pytest.mark.parametrize("other", [{"buffer_size": 50}, {"replay_buffer_class": DeviceReplayBuffer}])
+    def test_that_was_loaded_and_is_not_the_models_own_is_saved_too(self, other, tmp_path):
+        model(seeded(), **{"buffer_size": 100, **other}).learn(40).save_replay_buffer(tmp_path / "buffer")
+        learner = model(seeded(), buffer_size=100)
+        learner.load_replay_buffer(tmp_path / "buffer")
+        save_run(learner.learn(80), tmp_path)
+        resumed = resume_run(tmp_path, seeded())
+        assert type(resumed.replay_buffer) is type(learner.replay_buffer)
+        assert resumed.replay_buffer.buffer_size == learner.replay_buffer.buffer_size
+        self.assert_saved(learner, tmp_path)
+        assert resumed.learn(100, resume=True).num_timesteps == 100
+
+    @pytest.mark.parametrize("drop_damaged", [False, True])
+    def test_that_does_not_fit_is_refused_with_what_differs(self, drop_damaged, tmp_path):
+        save_run(model(seeded(count=2), gradient_steps=-1).learn(40), tmp_path)
+        with pytest.raises(CheckpointError, match="environments side by side was 2, is 1") as refused:
+            resume_run(tmp_path, seeded(), drop_damaged=drop_damaged)
+        assert "drop" not in str(refused.value)  # which would not help
 
 
 class TestWhenItSaves:

@@ -4,7 +4,9 @@ import itertools
 import pickle
 import random
 import warnings
+from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -13,10 +15,13 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_td3x import TD3X, ModelFileError, NonFiniteError
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError, experiment, playing
+from tests.commands import prepared
 from tests.tools import LineEnv, largest_difference, model, weights
+
+PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
 
 def line_envs(count):
@@ -60,6 +65,34 @@ class TestNStepAfterLoad:
         model(n_steps=own, **chosen).learn(40).save(tmp_path / "chosen")
         loaded = TD3X.load(tmp_path / "chosen", env=LineEnv())
         assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (4, 0.8)
+
+
+class TestLayersAroundVecNormalize:
+    """SB3 stores what ``VecNormalize`` saw (its issues #693 and #819)."""
+
+    @pytest.mark.parametrize("around", [lambda env: VecFrameStack(env, 3), VecTransposeImage])
+    def test_those_that_change_what_the_actor_sees_are_refused(self, around):
+        space = PICTURE if around is VecTransposeImage else None
+        inside = DummyVecEnv([lambda: LineEnv(space)])
+        algorithm = model(around(VecNormalize(inside, norm_obs=False)), "CnnPolicy" if space else "MlpPolicy")
+        with pytest.raises(
+            ValueError, match=r"Vec(FrameStack|TransposeImage) around VecNormalize .* put VecNormalize outermost"
+        ):
+            algorithm.learn(10)
+        assert algorithm.num_timesteps == 0
+
+    def test_inside_of_it_they_are_stored_as_seen(self):
+        env = VecNormalize(VecTransposeImage(DummyVecEnv([lambda: LineEnv(PICTURE)])), norm_obs=False)
+        algorithm = model(env, "CnnPolicy").learn(12)
+        assert algorithm.replay_buffer.observations.shape[2:] == (3, 36, 36)
+        assert np.array_equal(algorithm.replay_buffer.next_observations[11, 0], algorithm._last_original_obs[0])
+
+    def test_the_command_takes_images_whose_rewards_are_normalised(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(gym.registry, "Seen-v0", gym.envs.registration.EnvSpec("Seen-v0", partial(LineEnv, PICTURE)))
+        overrides = ("policy=CnnPolicy", "normalize={norm_obs: false}", "learning_starts=10", "buffer_size=100")
+        run = prepared(tmp_path, "Seen-v0", overrides, steps=30, eval_freq=20, eval_episodes=1)
+        assert experiment.train(run)
+        assert np.isfinite(playing.evaluate(run.folder, 1, seed=5)).all()
 
 
 class TestOtherNumberOfEnvironments:

@@ -249,7 +249,7 @@ def _set_plain(layer: VecEnv, state: dict[str, Any]) -> None:
             _set_statistics(layer, name, getattr(layer, name, None), state[name])
 
 
-def _set_statistics(layer: VecEnv, name: str, present: Any, saved: Any) -> None:
+def _set_statistics(layer: gym.Env | VecEnv, name: str, present: Any, saved: Any) -> None:
     if _are_moments(present):
         present.mean, present.var, present.count = saved["mean"], saved["var"], saved["count"]
     elif isinstance(present, dict) and any(map(_are_moments, present.values())):

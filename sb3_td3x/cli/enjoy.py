@@ -30,8 +30,8 @@ def command(
     if video is None:
         console.print("there is no display: making a film")
     with console.status("filming"):
-        score = playing.film(folder, out, seed, trust=trust)
-    console.print(f"{out} (one episode, return {score:.0f})", soft_wrap=True)
+        filmed = playing.film(folder, out, seed, trust=trust)
+    console.print(f"{out} ({filmed})", soft_wrap=True)
 
 
 def has_display() -> bool:

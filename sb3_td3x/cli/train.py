@@ -152,8 +152,8 @@ def _film(console: Console, run: "Run") -> None:
 
     with console.status("filming the best model"):
         try:
-            score = film(run.folder, run.folder.film, run.experiment.seed)
+            filmed = film(run.folder, run.folder.film, run.experiment.seed)
         except ValueError as error:
             console.print(f"no film: {error}", soft_wrap=True)
             return
-    console.print(f"  {run.folder.film} (one episode, return {score:.0f})", soft_wrap=True)
+    console.print(f"  {run.folder.film} ({filmed})", soft_wrap=True)

@@ -76,6 +76,8 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
             "(td3x: --trust), or import the module first"
         )
     if module:
+        if may_import:
+            _find_modules_in_the_working_directory()
         try:
             import_module(module)
         except ImportError as error:
@@ -87,6 +89,13 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
     if "Bullet" in env_id and find_spec("pybullet_envs_gymnasium") is None:
         hint = "; PyBullet's come with: pip install pybullet_envs_gymnasium"
     raise ValueError(f"there is no environment {env_id!r}{hint}")
+
+
+def _find_modules_in_the_working_directory() -> None:
+    """As ``python -m sb3_td3x`` does; the script ``td3x`` looks only where it is installed. Processes made later inherit it."""
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def build(

@@ -73,6 +73,8 @@ class RunDir:
         """
         :raises ValueError: if ``path`` is not the folder of a run
         """
+        if not path.exists():
+            raise ValueError(f"there is no folder {path}")
         found = sorted(path.glob(f"*/{ARGUMENTS}"))
         if not found:
             raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS})")

@@ -17,18 +17,18 @@ def prepared(tmp_path, env_id, overrides=FAST, **kwargs):
     return experiment.prepare(experiment.Experiment(env_id, overrides=overrides, out=tmp_path, device="cpu", **kwargs))
 
 
-def td3x(*arguments, expect=0):
+def td3x(*arguments, expect=0, **kwargs):
     """Run the command in a process of its own, and return what it printed."""
-    result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
     out, err = result.communicate(timeout=300)
     assert result.returncode == expect, out + err
     return out + err
 
 
-def start(*arguments, **kwargs):
+def start(*arguments, program=("-m", "sb3_td3x"), **kwargs):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DISPLAY", None), environment.pop("WAYLAND_DISPLAY", None)
-    command = [sys.executable, "-m", "sb3_td3x", *map(str, arguments)]
+    command = [sys.executable, *program, *map(str, arguments)]
     return subprocess.Popen(command, text=True, env=environment, **kwargs)
 
 

@@ -15,7 +15,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from typer.testing import CliRunner
 
-from sb3_td3x import cli, playing, scores
+from sb3_td3x import TD3X, cli, playing, save_run, scores
 from sb3_td3x.curves import draw
 from sb3_td3x.rundir import RunDir
 from tests.commands import called, saved_run, td3x
@@ -130,6 +130,42 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatc
     code, printed = called(monkeypatch, capfd, command, tmp_path)
     assert code == 2
     assert "is not a run" in printed
+
+
+def test_a_folder_that_does_not_exist_is_said_not_to(tmp_path, capfd, monkeypatch):
+    assert called(monkeypatch, capfd, "eval", tmp_path / "nope") == (2, f"error: there is no folder {tmp_path / 'nope'}\n")
+
+
+@pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["train", "--resume"]])
+def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_path, capfd, monkeypatch):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")).learn(30))
+    run.write_settings({**run.config(), "n_timesteps": 100}, {**run.arguments(), "overrides": []})
+    save_run(TD3X.load(run.last_model, gym.make("Pendulum-v1")), run.checkpoints)
+
+    def make(**_):
+        raise gym.error.DependencyNotInstalled("Box2D is not installed, run `pip install swig`")
+
+    monkeypatch.setitem(gym.registry, "Pendulum-v1", gym.envs.registration.EnvSpec("Pendulum-v1", make))
+    code, printed = called(monkeypatch, capfd, *command, run.path)
+    assert (code, printed.count("\n")) == (2, 1)
+    assert "Box2D is not installed" in printed
+
+
+def test_a_window_that_cannot_be_drawn_is_one_line_too(tmp_path, capfd, monkeypatch):
+    class Undrawn(LineEnv):
+        metadata = {"render_modes": ["human"]}  # noqa: RUF012
+
+        def __init__(self, render_mode=None):
+            super().__init__()
+            self.render_mode = render_mode
+
+        def step(self, action):
+            raise gym.error.DependencyNotInstalled("pygame is not installed")
+
+    monkeypatch.setitem(gym.registry, "Undrawn-v0", gym.envs.registration.EnvSpec("Undrawn-v0", Undrawn))
+    monkeypatch.setenv("DISPLAY", ":0")
+    run = saved_run(tmp_path, "Undrawn-v0", model(Undrawn()))
+    assert called(monkeypatch, capfd, "enjoy", run.path) == (2, "error: pygame is not installed\n")
 
 
 def test_a_damaged_model_is_named(walker_run, tmp_path, capfd, monkeypatch):

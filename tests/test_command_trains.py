@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from sb3_td3x import TD3X, NonFiniteError, __version__, cli, experiment, load_vecnormalize, playing
 from sb3_td3x.evaluation import save_normalization
 from tests.commands import FAST, QUICK, called, prepared, start, td3x
+from tests.studies import study
 from tests.tools import LineEnv, model
 
 
@@ -159,6 +160,27 @@ class TestTrain:
         assert TD3X.load(run / "Pendulum-v1.zip").num_timesteps >= 100
         assert (run / "evaluations.npz").exists()
         assert (run / "best_model.zip").exists()
+
+
+class TestEnvironmentsOfOnesOwn:
+    """Where the script ``td3x`` is started, as pip installs it: Python looks for modules beside the script, not there."""
+
+    def script(self, tmp_path):
+        (tmp_path / "work").mkdir()
+        (tmp_path / "td3x").write_text("from sb3_td3x.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+        made = 'gymnasium.register("Own-v0", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=50)'
+        (tmp_path / "work" / "my_module.py").write_text(f"import gymnasium\n\n{made}\n")
+        return {"program": [str(tmp_path / "td3x")], "cwd": tmp_path / "work"}
+
+    def test_a_module_is_found_also_by_the_environments_processes(self, tmp_path):
+        run = ["train", "--env", "my_module:Own-v0", "--steps", 60, "--n-envs", 2, "--no-film", *QUICK]
+        assert "60 steps" in td3x(*run, **self.script(tmp_path))
+        assert (tmp_path / "work" / "logs" / "td3x" / "my_module-Own-v0_1" / "best_model.zip").exists()
+
+    def test_a_module_is_found_by_the_runs_of_a_study(self, tmp_path):
+        there = self.script(tmp_path)
+        study(there["cwd"] / "own.yml", envs=["my_module:Own-v0"], seeds=[0], steps=60)
+        assert "1 of 1 runs are done" in td3x("study", "own.yml", "--jobs", 1, **there)
 
 
 BAD_TRAINING = {

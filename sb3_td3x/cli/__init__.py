@@ -45,10 +45,17 @@ def main() -> None:
     """Run the command; what the user can mend is one line and exit code 2 (``TD3X_DEBUG=1`` shows where it arose)."""
     try:
         app()
-    except (ValueError, OSError) as error:
-        if os.environ.get("TD3X_DEBUG"):
+    except Exception as error:
+        if os.environ.get("TD3X_DEBUG") or not _can_be_mended(error):
             raise
         sys.exit(fail(error))
+
+
+def _can_be_mended(error: Exception) -> bool:
+    """By the user: bad input, a place that cannot be written, or a simulator or drawing library that is not installed."""
+    gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
+    not_installed = () if gymnasium is None else (gymnasium.error.DependencyNotInstalled,)
+    return isinstance(error, (ValueError, OSError, *not_installed))
 
 
 def fail(error: Exception) -> int:

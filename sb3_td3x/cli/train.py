@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    run_folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="With --resume: the run's folder.")] = None,
+    run_folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="With --resume: the run's folder.")] = None,
     env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment, or module:Name.")] = None,
     steps: Annotated[float | None, typer.Option(help="Environment steps; the preset's number if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,

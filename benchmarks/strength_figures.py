@@ -123,7 +123,14 @@ def screening_table(found: Runs) -> str:
 
 def others_table(found: Runs) -> str:
     """The last and the best evaluations on tasks beside PyBullet's with the preset ``default``, as Markdown."""
-    heads = ("task", "aimed at", "steps", "last evaluation, mean over seeds (seeds)", "worst seed", "best evaluation of each seed")
+    heads = (
+        "task",
+        "aimed at",
+        "steps",
+        "last evaluation, mean over seeds (seeds)",
+        "worst seed",
+        "best evaluation of each seed",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for env, aim in OTHERS.items():
         members = found.get(("td3x", "default", env), [])

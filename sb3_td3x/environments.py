@@ -92,7 +92,7 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
 
 
 def _find_modules_in_the_working_directory() -> None:
-    """As ``python -m sb3_td3x`` does; the script ``td3x`` looks only where it is installed. Processes made later inherit it."""
+    """As ``python -m sb3_td3x`` does; the script ``td3x`` looks beside itself. Processes that are started later inherit it."""
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)

@@ -17,7 +17,21 @@ BETWEEN_0_AND_1 = ("tau", "gamma")
 NOT_NEGATIVE = ("target_policy_noise", "target_noise_clip")
 AUTO = "auto"
 MAY_BE_AUTO = ("n_quantiles",)  # chosen when the model is built
+LARGEST_EXACT = 2**53  # up to here each whole number is a float of its own
 CHECKED = (*WHOLE_WITH_MINIMUM, *BETWEEN_0_AND_1, *NOT_NEGATIVE)
+
+
+def meant(value: Any) -> Any:
+    """What the writer of a YAML value means: ``1e5``, a text to YAML 1.1, is a number, and ``None`` is ``None``."""
+    if not isinstance(value, str):
+        return value
+    if value == "None":
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() and abs(number) < LARGEST_EXACT else number
 
 
 def whole(name: str, value: Any, minimum: int) -> int:

@@ -72,6 +72,14 @@ def test_the_families_are_there():
     assert {"Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "CarRacing-v3", "Humanoid-v5"} <= set(tasks)
 
 
+def test_mujocos_older_tasks_follow_the_newest():
+    older = [spec for spec in gym.registry.values() if str(spec.entry_point).startswith(FAMILIES[2]) and spec.version == 4]
+    assert older
+    for spec in older:
+        assert spec.id in presets.table("default")
+        assert presets.load("default", spec.id) == presets.load("default", f"{spec.name}-v5")
+
+
 def test_t3d_is_the_texts_recipe_for_every_environment():
     algorithm = model(**presets.model_arguments(presets.load("t3d", "Anything-v0")))
     assert (algorithm.train_freq.frequency, algorithm.train_freq.unit.value, algorithm.gradient_steps) == (1, "episode", -1)
@@ -112,6 +120,9 @@ def test_linear_schedules_go_from_the_value_to_zero():
         ("policy_kwargs.net_arch=[64, 64]", "policy_kwargs", {"net_arch": [64, 64]}),
         ("normalize=true", "normalize", True),
         ("noise_std=0.2", "noise_std", 0.2),
+        ("buffer_size=1e5", "buffer_size", 100_000),
+        ("action_noise=None", "action_noise", None),
+        ("max_grad_norm=null", "max_grad_norm", None),
     ],
 )
 def test_set_changes_one_value(assignment, key, value):
@@ -163,7 +174,9 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("batchsize=128", "did you mean batch_size"),
         ("nonsense_key=1", "there is no setting 'nonsense_key'"),
         ("batch_size", "needs key=value"),
-        ("seed=3", "there is no setting 'seed'"),
+        ("seed=3", "the option is --seed$"),
+        ("env=Pendulum-v1", "the option is --env$"),
+        ("eval_freq=100", "the option is --eval-freq$"),
         ("n_envs=4", "--n-envs"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),

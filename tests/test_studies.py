@@ -52,6 +52,18 @@ class TestFile:
         assert entry["policy_kwargs"] == {"net_arch": [64, 32], "activation_fn": "ELU"}
         assert entry["train_freq"] == [1, "episode"]
 
+    def test_numbers_are_written_as_for_the_command(self, tmp_path):
+        text = "steps: 1e5\neval_freq: 2.5e3\nsave_freq: 1e4\nn_envs: 2\nthreads: 1e0\nseeds: [1e1]\n"
+        (tmp_path / "s.yml").write_text(
+            text + "envs: [Pendulum-v1]\noverrides: {action_noise: None}\nruns: [{setting: 1e5-steps}]"
+        )
+        (run,) = grid.read(tmp_path / "s.yml", attempt.OPTIONS)
+        attempt.check([run], StudyFolder.at(tmp_path))
+        made_of = attempt.experiment_of(run)
+        assert (made_of.steps, made_of.eval_freq, made_of.save_freq, made_of.threads) == (100_000, 2_500, 10_000, 1)
+        assert all(type(value) is int for value in (made_of.eval_freq, made_of.save_freq, made_of.threads, run.seed))
+        assert made_of.hyperparameters()["action_noise"] is None
+
     def test_the_baselines_file_is_a_study_file(self):
         path = Path(__file__).parent.parent / "benchmarks" / "returns.yml"
         runs = grid.read(path, (*attempt.OPTIONS, "arguments", "noise_std"), ("td3x", "sb3_td3", "sb3_tqc"))

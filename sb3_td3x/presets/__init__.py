@@ -18,11 +18,16 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
-from sb3_td3x.settings import real
+from sb3_td3x.settings import meant, real
 from sb3_td3x.td3x import TD3X
 
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
+
+OPTIONS = (
+    "env", "steps", "seed", "preset", "n_envs", "eval_freq", "eval_episodes", "save_freq", "device", "threads", "out"
+)  # fmt: skip
+"""Of the command, and keys of a study file, which are not changed as a setting; with ``n_envs`` the updates per step are."""
 
 MODEL_KEYS = tuple(
     name for name in inspect.signature(TD3X.__init__).parameters
@@ -79,12 +84,7 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         outer, dot, inner = key.strip().partition(".")
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
-        if outer == "n_envs":
-            raise ValueError("the number of environments is set with --n-envs, which also keeps one update per step")
-        known = [*RUN_KEYS, *MODEL_KEYS]
-        if outer not in known:
-            near = difflib.get_close_matches(outer, known)
-            raise ValueError(f"there is no setting {outer!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        _require_known(outer)
         value = _parsed(text)
         if dot and outer not in ("policy_kwargs", "replay_buffer_kwargs", "normalize"):
             raise ValueError(f"{outer} is a single value: {outer}={text}")
@@ -92,6 +92,15 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
             result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
     return result
+
+
+def _require_known(name: str) -> None:
+    if name in OPTIONS:
+        raise ValueError(f"{name} is no setting of a preset: the option is --{name.replace('_', '-')}")
+    known = [*RUN_KEYS, *MODEL_KEYS]
+    if name not in known:
+        near = difflib.get_close_matches(name, known)
+        raise ValueError(f"there is no setting {name!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
@@ -160,17 +169,10 @@ def replay_buffers() -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """YAML, with the numbers that YAML 1.1 takes for text (``1e-3``)."""
     try:
-        value = yaml.safe_load(text)
+        return meant(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _linear_schedule(name: str, text: str) -> Callable[[float], float]:

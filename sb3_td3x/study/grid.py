@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from sb3_td3x.rundir import file_name
-from sb3_td3x.settings import whole
+from sb3_td3x.settings import meant, whole
 
 GRID_KEYS = ("algo", "setting", "envs", "seeds")
 WHOLE_STUDY = ("threads",)
@@ -100,10 +100,11 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
         raise ValueError(f"{label}: setting must be a name of letters, digits and . + - _, not {setting!r}")
     envs = _list(entry.pop("envs", None), "envs", label)
-    seeds = [whole(f"{label}: seeds", seed, minimum=0) for seed in _list(entry.pop("seeds", None), "seeds", label)]
+    seeds = [whole(f"{label}: seeds", meant(seed), minimum=0) for seed in _list(entry.pop("seeds", None), "seeds", label)]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
-    return [StudyRun(algo, setting, env, seed, entry) for env, seed in product(envs, seeds)]
+    options = {key: meant(value) for key, value in entry.items()}
+    return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]
 
 
 def _list(value: Any, key: str, label: str) -> list[Any]:

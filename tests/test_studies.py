@@ -64,10 +64,15 @@ class TestFile:
         assert all(type(value) is int for value in (made_of.eval_freq, made_of.save_freq, made_of.threads, run.seed))
         assert made_of.hyperparameters()["action_noise"] is None
 
-    def test_the_baselines_file_is_a_study_file(self):
-        path = Path(__file__).parent.parent / "benchmarks" / "returns.yml"
-        runs = grid.read(path, (*attempt.OPTIONS, "arguments", "noise_std"), ("td3x", "sb3_td3", "sb3_tqc"))
-        assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in [run.name for run in runs]
+    def test_the_benchmarks_files_repeat_every_run_whose_scores_are_kept(self):
+        folder = Path(__file__).parent.parent / "benchmarks"
+        options, algorithms = (*attempt.OPTIONS, "arguments", "noise_std"), ("td3x", "sb3_td3", "sb3_tqc")
+        files = [folder / f"{name}.yml" for name in ("returns", "screening", "others")]
+        steps = {run.name: run.options["steps"] for path in files for run in grid.read(path, options, algorithms)}
+        assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in steps
+        for path in (folder / "results" / "returns").glob("*.csv"):
+            *_, last = csv.DictReader(path.read_text().splitlines())
+            assert steps.get(path.stem) == int(last["timesteps"]), path.stem
 
     @pytest.mark.parametrize(
         ("changes", "complaint"),

@@ -67,13 +67,18 @@ def reported(found: Runs, method: tuple[str, str], environment: str) -> list[dic
     return [run for run in members if int(run["seed"][0]) < TUNING_SEEDS and run["timesteps"].max() >= 500_000]
 
 
+def _methods(found: Runs) -> dict[tuple[str, str], tuple[str, str]]:
+    """Label and colour of each method that has a run to report."""
+    return {method: look for method, look in METHODS.items() if any(reported(found, method, env) for env in ENVIRONMENTS)}
+
+
 def results_table(found: Runs) -> str:
-    """The mean of the last 100,000 steps per method and environment, over the seeds that have run, as Markdown."""
+    """The mean of the last 100,000 steps per method that has run and environment, over the seeds, as Markdown."""
     lines = [
         "| 500,000 steps | " + " | ".join(env.removesuffix("BulletEnv-v0") for env in ENVIRONMENTS) + " |",
         "|---" * 5 + "|",
     ]
-    for method, (label, _) in METHODS.items():
+    for method, (label, _) in _methods(found).items():
         cells = [_cell([last(run, LAST) for run in reported(found, method, env)]) for env in ENVIRONMENTS]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     for label, values in ZOO_AGENTS.items():
@@ -114,8 +119,8 @@ def screening_table(found: Runs) -> str:
     for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
         for run in found["td3x", setting, env]:
             if int(run["seed"][0]) >= TUNING_SEEDS:
-                at = ["-" if (value := score(run, mark)) is None else f"{value:.0f}" for mark in marks]
-                end = f"{last(run, 50_000):.0f} | {run['mean_return'].max():.0f}"
+                at = ["-" if (value := score(run, mark)) is None else f"{round(value)}" for mark in marks]
+                end = f"{round(last(run, 50_000))} | {round(run['mean_return'].max())}"
                 name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
                 lines.append(f"| {name} | {' | '.join(at)} | {end} |")
     return "\n".join(lines)
@@ -169,7 +174,7 @@ def averages_table() -> str:
 
 def draw(found: Runs, out: Path) -> None:
     """Learning curves, one row per environment that has runs, over steps (left) and over minutes (right)."""
-    methods = {method: look for method, look in METHODS.items() if any(reported(found, method, env) for env in ENVIRONMENTS)}
+    methods = _methods(found)
     environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in methods)]
     figure = Figure(figsize=(9, 2.6 * len(environments) + 1), dpi=110, layout="constrained")
     grid = figure.subplots(len(environments), 2, squeeze=False, sharey="row")

@@ -26,7 +26,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
-		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_ARGS) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,tests,docs]"

@@ -76,7 +76,7 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
             "(td3x: --trust), or import the module first"
         )
     if module:
-        if may_import:
+        if module not in sys.modules:
             _find_modules_in_the_working_directory()
         try:
             import_module(module)

@@ -90,7 +90,9 @@ def _sources(path: Path) -> list[Path]:
         raise ValueError(f"no run of the study {path} has evaluations yet")
     if tables := sorted(path.glob("*.csv")):
         return tables
-    raise ValueError(f"{path} is not a run, a study or a table of scores")
+    raise ValueError(
+        f"{path} is not a run, a study or a table of scores" if path.exists() else f"there is no folder or file {path}"
+    )
 
 
 def of_run(run: RunDir) -> Scores:

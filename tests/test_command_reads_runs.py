@@ -132,8 +132,10 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatc
     assert "is not a run" in printed
 
 
-def test_a_folder_that_does_not_exist_is_said_not_to(tmp_path, capfd, monkeypatch):
-    assert called(monkeypatch, capfd, "eval", tmp_path / "nope") == (2, f"error: there is no folder {tmp_path / 'nope'}\n")
+@pytest.mark.parametrize(("command", "missing"), [("eval", "folder"), ("report", "folder"), ("plot", "folder or file")])
+def test_a_folder_that_does_not_exist_is_said_not_to(command, missing, tmp_path, capfd, monkeypatch):
+    nope = tmp_path / "nope"
+    assert called(monkeypatch, capfd, command, nope) == (2, f"error: there is no {missing} {nope}\n")
 
 
 @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["train", "--resume"]])

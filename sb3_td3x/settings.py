@@ -22,7 +22,11 @@ CHECKED = (*WHOLE_WITH_MINIMUM, *BETWEEN_0_AND_1, *NOT_NEGATIVE)
 
 
 def meant(value: Any) -> Any:
-    """What the writer of a YAML value means: ``1e5``, a text to YAML 1.1, is a number, and ``None`` is ``None``."""
+    """What the writer of YAML means, at any depth: ``1e5``, a text to YAML 1.1, is a number, and ``None`` is ``None``."""
+    if isinstance(value, dict):
+        return {key: meant(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [meant(one) for one in value]
     if not isinstance(value, str):
         return value
     if value == "None":

@@ -123,6 +123,7 @@ def test_linear_schedules_go_from_the_value_to_zero():
         ("buffer_size=1e5", "buffer_size", 100_000),
         ("action_noise=None", "action_noise", None),
         ("max_grad_norm=null", "max_grad_norm", None),
+        ("policy_kwargs={optimizer_kwargs: {eps: 1e-5}}", "policy_kwargs", {"optimizer_kwargs": {"eps": 1e-5}}),
     ],
 )
 def test_set_changes_one_value(assignment, key, value):

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -93,9 +93,11 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
 
 def _find_modules_in_the_working_directory() -> None:
     """As ``python -m sb3_td3x`` does; the script ``td3x`` looks beside itself. Processes that are started later inherit it."""
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
+    if getattr(sys.flags, "safe_path", False):  # the user has asked Python not to (-P), which 3.10 does not know
+        return
+    with suppress(FileNotFoundError):  # of a working directory that is gone
+        if not {"", here := str(Path.cwd())} & set(sys.path):
+            sys.path.insert(0, here)
 
 
 def build(
@@ -132,9 +134,7 @@ def build(
         return make
 
     makers = [maker(index) for index in range(n_envs)]
-    env = DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
-    # Images channels first already here, as SB3 would have them around `VecNormalize`, which is too late (its issue #819)
-    return BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
+    return DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
 
 
 def _in_processes(makers: list[Callable[[], gym.Env]]) -> VecEnv:
@@ -181,7 +181,11 @@ def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: floa
         switch(f"normalize.{name}", arguments[name])
     if not training:
         arguments["norm_reward"] = False
-    return VecNormalize(env, training=training, **arguments)
+    result = VecNormalize(env, training=training, **arguments)
+    if BaseAlgorithm._wrap_env(result, monitor_wrapper=False) is result:
+        return result
+    # SB3 would turn images around it, and store them as they were (its issue #819)
+    return VecNormalize(BaseAlgorithm._wrap_env(env, monitor_wrapper=False), training=training, **arguments)
 
 
 def _import_bullet() -> None:

@@ -172,7 +172,7 @@ def _is_alive(holder: dict[str, object]) -> bool:
     except (PermissionError, OverflowError):
         return True
     started = _started(pid)
-    is_same = holder.get("started", started) == started  # ids are used again
+    is_same = started == -1 or holder.get("started", started) == started  # ids are used again
     return is_same and not _is_zombie(pid)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x import environments
 from sb3_td3x.errors import ModelFileError
@@ -42,13 +42,14 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     """
     if not trust:
         folder.require_own()
-    entry = {**folder.config(), "n_envs": 1, "normalize": None}
+    entry, statistics = folder.config(), folder.model_normalization()
+    entry |= {"n_envs": 1, "normalize": None if statistics is None else entry.get("normalize")}
     environments.require_registered(folder.env_id, may_import=trust)
     env = open_env(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
-    statistics = folder.model_normalization()
     if statistics is None:
         return env
-    loaded = load_vecnormalize(statistics, env, trust)
+    inside = env.venv if isinstance(env, VecNormalize) else env  # with images turned, or not, as in training
+    loaded = load_vecnormalize(statistics, inside, trust)
     loaded.training = loaded.norm_reward = False
     return loaded
 

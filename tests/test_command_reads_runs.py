@@ -11,12 +11,15 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import yaml
+from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli, playing, save_run, scores
 from sb3_td3x.curves import draw
+from sb3_td3x.film import record
 from sb3_td3x.rundir import RunDir
 from tests.commands import called, saved_run, td3x
 from tests.tools import LineEnv, model
@@ -79,22 +82,23 @@ class TestReading:
         assert run.film.read_text() == "an older film"
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
-    def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, monkeypatch, max_steps, said):
+    def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said):
         class Drawn(LineEnv):
-            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+            metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
 
             def __init__(self, render_mode=None):
-                super().__init__()
+                super().__init__(spaces.Box(0, 255, (36, 36, 3), np.uint8))
                 self.render_mode = render_mode
 
             def render(self):
                 return np.zeros((16, 16, 3), dtype=np.uint8)
 
-        monkeypatch.setitem(gym.registry, "Drawn-v0", gym.envs.registration.EnvSpec("Drawn-v0", Drawn))
-        run = saved_run(tmp_path, "Drawn-v0", model(Drawn()))
-        filmed = playing.film(run, run.film, max_steps=max_steps)
+        env = VecTransposeImage(DummyVecEnv([lambda: Drawn("rgb_array")]))
+        filmed = record(model(env, "CnnPolicy"), env, tmp_path / "film.mp4", max_steps)
         assert said in str(filmed)
-        assert filmed.steps == imageio.get_reader(run.film).count_frames() == min(20, max_steps)
+        film = imageio.get_reader(tmp_path / "film.mp4")
+        assert filmed.steps == film.count_frames() == min(20, max_steps)
+        assert film.get_meta_data()["fps"] == 12
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
         spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})

@@ -93,8 +93,9 @@ def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
 
 
 def test_sb3_reads_our_zip_where_this_package_is_not_installed(tmp_path):
-    model().save(tmp_path / "td3x")
-    assert model().policy_class is TD3XPolicy
+    algorithm = model()
+    algorithm.save(tmp_path / "td3x")
+    assert algorithm.policy_class is TD3XPolicy
     without = "import sys; sys.modules['sb3_td3x'] = None\nfrom stable_baselines3 import TD3\n"
     without += "print(TD3.load(sys.argv[1]).policy_class)"
     command = [sys.executable, "-c", without, str(tmp_path / "td3x")]

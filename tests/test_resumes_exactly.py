@@ -28,7 +28,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, world
 from sb3_td3x.environments import EpisodeSeeds
 from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.replay import DeviceReplayBuffer
@@ -352,11 +352,18 @@ class TestSaysWhatIsNotExact:
             pass
 
         model(seeded(wrapper=Curriculum)).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        assert "what Curriculum keeps beyond an episode" in str(Store(tmp_path).checkpoints()[-1].manifest["not_exact"])
+        assert "what Curriculum may keep beyond an episode" in str(Store(tmp_path).checkpoints()[-1].manifest["not_exact"])
         resumed = resume_run(tmp_path, seeded(wrapper=Curriculum))
-        with pytest.warns(UserWarning, match="not restored exactly: what Curriculum keeps"):
+        with pytest.warns(UserWarning, match="not restored exactly: what Curriculum may keep"):
             resumed.learn(60, resume=True)
         assert "Curriculum" in str(resumed.resumptions[-1]["not_restored"])
+
+    def test_a_wrapper_whose_state_was_not_known_when_it_was_saved_is_named(self, tmp_path, monkeypatch):
+        with monkeypatch.context() as before:
+            before.delitem(world.LAYERS, NormalizeReward)
+            model(seeded(wrapper=NormalizeReward)).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        with pytest.warns(UserWarning, match="not restored exactly: what NormalizeReward may keep"):
+            resume_run(tmp_path, seeded(wrapper=NormalizeReward)).learn(60, resume=True)
 
     def test_a_callback_that_was_not_saved_is_named(self, tmp_path):
         save_run(model(seeded()).learn(40), tmp_path)

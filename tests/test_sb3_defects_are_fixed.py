@@ -87,11 +87,16 @@ class TestLayersAroundVecNormalize:
         assert algorithm.replay_buffer.observations.shape[2:] == (3, 36, 36)
         assert np.array_equal(algorithm.replay_buffer.next_observations[11, 0], algorithm._last_original_obs[0])
 
-    def test_the_command_takes_images_whose_rewards_are_normalised(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("policy", "normalize", "shape"), [("CnnPolicy", "{norm_obs: false}", (3, 36, 36)), ("MlpPolicy", "true", (36, 36, 3))]
+    )
+    def test_the_command_takes_images_that_are_normalised(self, policy, normalize, shape, tmp_path, monkeypatch):
+        """Normalised ones are no images to SB3, which turns only those."""
         monkeypatch.setitem(gym.registry, "Seen-v0", gym.envs.registration.EnvSpec("Seen-v0", partial(LineEnv, PICTURE)))
-        overrides = ("policy=CnnPolicy", "normalize={norm_obs: false}", "learning_starts=10", "buffer_size=100")
+        overrides = (f"policy={policy}", f"normalize={normalize}", "learning_starts=10", "buffer_size=100")
         run = prepared(tmp_path, "Seen-v0", overrides, steps=30, eval_freq=20, eval_episodes=1)
         assert experiment.train(run)
+        assert run.model.replay_buffer.obs_shape == shape
         assert np.isfinite(playing.evaluate(run.folder, 1, seed=5)).all()
 
 

@@ -274,7 +274,7 @@ def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callba
 
 
 def _forgotten(wrapper: str) -> str:
-    return f"what {wrapper} keeps beyond an episode (a wrapper without get_run_state and set_run_state)"
+    return f"what {wrapper} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
 
 
 def _other_versions(found: Checkpoint) -> list[str]:
@@ -313,7 +313,7 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any], was_cu
         model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
     cut(model.replay_buffer, ~at_start)
     model._last_episode_starts = np.ones_like(at_start)
-    problems = [_forgotten(name) for name in world.get(env)["forgets"]]
+    problems = [_forgotten(name) for name in world.lost(env, saved)]
     if not at_start.all():
         return [*problems, "the episodes that were under way, which are cut here"]
     if not _equal(model._last_obs, expected):

@@ -56,8 +56,8 @@ VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecCheckNan: (),
     OverlapVecEnv: (),
 }
-PASSING = ("gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
-"""Packages of which all other wrappers begin anew with each episode."""
+PASSING = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
+"""Packages whose other wrappers begin anew with each episode."""
 OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
 """Those of them that a reset begins anew."""
 
@@ -152,6 +152,17 @@ def set_vec(env: VecEnv, world: dict[str, Any], of_episodes: bool = True) -> Non
     for layer, state in zip(layers, world["vec"], strict=False):
         if state is not None and state["class"] == type(layer).__name__:
             _set_plain(layer, {name: value for name, value in state.items() if of_episodes or name not in OF_EPISODES})
+
+
+def lost(env: VecEnv, world: dict[str, Any]) -> list[str]:
+    """
+    The wrappers of which something may be lost that outlives an episode.
+
+    :param world: the saved one, perhaps by a version that did not know all states that are known now
+    """
+    known = {layer.__name__ for layer in LAYERS}
+    saved = [pair for one in world["envs"] or [] for pair in zip(one["classes"], one["layers"], strict=False)]
+    return sorted({*get(env)["forgets"], *(name for name, state in saved if state is None and name in known)})
 
 
 def is_complete(env: VecEnv) -> bool:

@@ -96,7 +96,9 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 def _require_known(name: str) -> None:
     if name in OPTIONS:
-        raise ValueError(f"{name} is no setting of a preset: the option is --{name.replace('_', '-')}")
+        raise ValueError(
+            f"{name} is not changed by --set: the option is --{name.replace('_', '-')}, in a study file the key {name}"
+        )
     known = [*RUN_KEYS, *MODEL_KEYS]
     if name not in known:
         near = difflib.get_close_matches(name, known)

@@ -42,6 +42,7 @@ def sb3_tests():
     return folder
 
 
+@pytest.mark.timeout(900)  # some hundred tests in one, which share the machine with others
 def test_all_of_them_pass(sb3_tests, tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "tests.sb3_swap", "-q", "-p", "no:cacheprovider", *LEFT_OUT, "tests"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}

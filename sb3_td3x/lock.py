@@ -128,10 +128,8 @@ def _is_missing(path: Path) -> bool:
     """Whether there is no such file; not where a disk cannot say."""
     try:
         path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -25,6 +25,12 @@ from tests.commands import called, saved_run, td3x
 from tests.tools import LineEnv, model
 
 
+class Rendered(LineEnv):
+    def __init__(self, render_mode=None, observation_space=None):
+        super().__init__(observation_space)
+        self.render_mode = render_mode
+
+
 class TestReading:
     def test_eval_scores_fresh_episodes(self, walker_run):
         first, second = (td3x("eval", walker_run[0], "--episodes", 2) for _ in range(2))
@@ -61,12 +67,8 @@ class TestReading:
         assert capsys.readouterr().out.count("return ") == 2
 
     def test_an_environment_that_cannot_draw_is_named_and_leaves_no_film(self, tmp_path, monkeypatch):
-        class Blind(LineEnv):
+        class Blind(Rendered):
             metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-
-            def __init__(self, render_mode=None):
-                super().__init__()
-                self.render_mode = render_mode
 
             def render(self):
                 raise RuntimeError("no [GL] context")
@@ -83,17 +85,13 @@ class TestReading:
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said):
-        class Drawn(LineEnv):
+        class Drawn(Rendered):
             metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
-
-            def __init__(self, render_mode=None):
-                super().__init__(spaces.Box(0, 255, (36, 36, 3), np.uint8))
-                self.render_mode = render_mode
 
             def render(self):
                 return np.zeros((16, 16, 3), dtype=np.uint8)
 
-        env = VecTransposeImage(DummyVecEnv([lambda: Drawn("rgb_array")]))
+        env = VecTransposeImage(DummyVecEnv([lambda: Drawn("rgb_array", spaces.Box(0, 255, (36, 36, 3), np.uint8))]))
         filmed = record(model(env, "CnnPolicy"), env, tmp_path / "film.mp4", max_steps)
         assert said in str(filmed)
         film = imageio.get_reader(tmp_path / "film.mp4")
@@ -158,12 +156,8 @@ def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_pat
 
 
 def test_a_window_that_cannot_be_drawn_is_one_line_too(tmp_path, capfd, monkeypatch):
-    class Undrawn(LineEnv):
+    class Undrawn(Rendered):
         metadata = {"render_modes": ["human"]}  # noqa: RUF012
-
-        def __init__(self, render_mode=None):
-            super().__init__()
-            self.render_mode = render_mode
 
         def step(self, action):
             raise gym.error.DependencyNotInstalled("pygame is not installed")

@@ -27,7 +27,7 @@ RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "nois
 OPTIONS = (
     "env", "steps", "seed", "preset", "n_envs", "eval_freq", "eval_episodes", "save_freq", "device", "threads", "out"
 )  # fmt: skip
-"""Of the command, and keys of a study file, which are not changed as a setting; with ``n_envs`` the updates per step are."""
+"""Of the command and of study files: they are not changed by ``--set``; ``--n-envs`` also keeps one update per step."""
 
 MODEL_KEYS = tuple(
     name for name in inspect.signature(TD3X.__init__).parameters

@@ -88,10 +88,7 @@ class RunLockedError(ValueError):
     """
 
     def __init__(self, folder: Path, host: object, pid: object):
-        super().__init__(
-            f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder. "
-            "If it is gone, as in a container that was started again, its lock falls in a minute"
-        )
+        super().__init__(f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder")
         self.folder, self.host, self.pid = folder, host, pid
 
     def __reduce__(self) -> tuple[type["RunLockedError"], tuple[Path, object, object]]:

@@ -17,7 +17,7 @@ from sb3_td3x import environments, presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
-from sb3_td3x.lock import RunLock, is_held
+from sb3_td3x.lock import RunLock, is_held, is_still_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
 from sb3_td3x.settings import CHECKED, checked, whole
 from sb3_td3x.signals import stopping_on_signal
@@ -221,11 +221,16 @@ def resume(
         return Run(experiment, folder, entry, model, evaluation, True, lock, resources.pop_all())
 
 
-def unfinished(experiment: Experiment) -> list[RunDir]:
-    """The runs of these settings that could be resumed, newest last; those that are being written are left out."""
+def unfinished(experiment: Experiment, wait: bool = False) -> list[RunDir]:
+    """
+    The runs of these settings that could be resumed, newest last; those that are being written are left out.
+
+    :param wait: for a sign of a writer that cannot be seen from here, see ``lock.is_still_held``
+    """
     wanted = _settings(_arguments(experiment))
-    runs = _all_unfinished(experiment)
-    return [folder for folder, theirs in runs if theirs == wanted and not is_held(folder.path)]
+    found = [folder for folder, theirs in _all_unfinished(experiment) if theirs == wanted]
+    is_written = is_still_held if wait else is_held
+    return [folder for folder in found if not is_written(folder.path)]
 
 
 def differing_settings(experiment: Experiment) -> dict[str, list[str]]:

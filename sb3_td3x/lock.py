@@ -1,6 +1,7 @@
 """One writer per run folder: a file that says who writes, and lives as long as its writer."""
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -25,7 +26,8 @@ class RunLock:
 
     The file ``lock`` holds the writer's host, boot, process (its id, start and namespace of ids) and a token of its own, and
     is touched every 10 seconds. A lock is left behind if its process is gone (same host, boot and namespace), if the host
-    has booted since, or if it was not touched for 60 seconds.
+    has booted since, or if it was not touched for 60 seconds. Entering waits, a minute at most, for a sign of a writer
+    that cannot be seen from here, as that of a container that was started again.
 
     :param folder: of the run; must exist
     :raises RunLockedError: on entering, naming the process that writes there
@@ -72,7 +74,7 @@ class RunLock:
                     return
                 except FileExistsError:
                     holder = _read(self.path)
-                    if is_held(self.path.parent):
+                    if is_still_held(self.path.parent):
                         break
                     self._put_away(holder.get("token"))
             raise RunLockedError(self.path.parent, holder.get("host"), holder.get("pid"))
@@ -109,19 +111,53 @@ class RunLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a writer has the folder's lock and is still there."""
+    """Whether a writer has the folder's lock and is still there, as far as can be told at once."""
     path = folder / LOCK
-    try:
-        age = time.time() - path.stat().st_mtime
-    except FileNotFoundError:
+    touched = _touched(path)
+    if touched is None:
         return False
     holder, here = _read(path), _this_process()
-    if holder.get("host") == here["host"]:
-        if holder.get("boot") != here["boot"]:
+    if holder.get("host") == here["host"] and holder.get("boot") != here["boot"]:
+        return False
+    if _is_seen(holder) and not _is_alive(holder):
+        return False
+    return time.time() - touched < STALE_SECONDS
+
+
+def is_still_held(folder: Path) -> bool:
+    """
+    Whether a writer has the folder's lock and is still there.
+
+    A writer that cannot be seen from here, on another machine or in another container, has a minute to touch its lock; that
+    it did so not long ago says nothing where a killed container is started again within seconds.
+    """
+    path, deadline = folder / LOCK, time.monotonic() + STALE_SECONDS
+    touched, holder = _touched(path), _read(path)
+    if is_held(folder) and not _is_seen(holder):
+        whose = f"process {holder.get('pid')} on {holder.get('host')}, which was writing into {folder}"
+        logging.getLogger(__name__).warning("waiting up to a minute for a sign of %s", whose)
+    while is_held(folder) and not _is_seen(_read(path)):
+        if _touched(path) != touched:
+            return True
+        if time.monotonic() > deadline:
             return False
-        if holder.get("pid_namespace", here["pid_namespace"]) == here["pid_namespace"] and not _is_alive(holder):
-            return False
-    return age < STALE_SECONDS
+        time.sleep(0.5)
+    return is_held(folder)
+
+
+def _touched(path: Path) -> float | None:
+    """The time of the last heartbeat; ``None`` if there is no lock."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _is_seen(holder: dict[str, object]) -> bool:
+    """Whether the process of a lock would be seen from here if it were there; a lock without a namespace is an older one."""
+    here = _this_process()
+    namespace = holder.get("pid_namespace", here["pid_namespace"])
+    return (holder.get("host"), holder.get("boot"), namespace) == (here["host"], here["boot"], here["pid_namespace"])
 
 
 def _is_missing(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import re
 import signal
 import time
@@ -12,7 +13,7 @@ import torch as th
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x import TD3X, experiment, files
+from sb3_td3x import TD3X, experiment, files, lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.lock import RunLock
@@ -196,6 +197,16 @@ class TestUnreadable:
         folder.args_file.write_text("")
         assert experiment.unfinished(wanted) == []
         assert experiment.differing_settings(wanted) == {}
+
+
+def test_the_newest_run_is_found_where_its_container_was_killed_and_started_again(tmp_path, monkeypatch):
+    folder = short_run(tmp_path, steps=300)
+    wanted = experiment.Experiment.of_arguments(folder)
+    (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
+    (folder.path / "lock").write_text(json.dumps({**lock._this_process(), "pid": 1, "pid_namespace": "pid:[1]"}))
+    monkeypatch.setattr(lock, "STALE_SECONDS", 1)
+    assert experiment.unfinished(wanted) == []
+    assert [found.path for found in experiment.unfinished(wanted, wait=True)] == [folder.path]
 
 
 class TestRefused:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -83,11 +84,7 @@ class TestOneWriter:
 
     def test_a_lock_of_a_process_that_cannot_be_seen_from_this_container_is_held_while_its_heart_beats(self, tmp_path):
         self.leave_lock(tmp_path, pid=2**22 + 1, pid_namespace="pid:[1]")
-        with pytest.raises(RunLockedError, match=f"process {2**22 + 1} on"), RunLock(tmp_path):
-            pass
-        os.utime(tmp_path / "lock", times=(time.time() - 61,) * 2)
-        with RunLock(tmp_path):
-            pass
+        self.is_held_while_its_heart_beats(tmp_path, f"process {2**22 + 1} on")
 
     def test_a_process_that_slept_while_another_came_and_left_saves_no_more(self, tmp_path):
         with RunLock(tmp_path) as ours:
@@ -127,11 +124,21 @@ class TestOneWriter:
 
     def test_a_lock_of_another_machine_is_held_while_its_heart_beats(self, tmp_path):
         self.leave_lock(tmp_path, host="elsewhere", pid=1)
-        with pytest.raises(RunLockedError, match="process 1 on elsewhere"), RunLock(tmp_path):
-            pass
-        os.utime(tmp_path / "lock", times=(time.time() - 61,) * 2)
-        with RunLock(tmp_path):
-            pass
+        self.is_held_while_its_heart_beats(tmp_path, "process 1 on elsewhere")
+
+    def test_a_killed_container_that_is_started_again_waits_and_goes_on(self, tmp_path, monkeypatch, caplog):
+        monkeypatch.setattr(lock, "STALE_SECONDS", 1)
+        self.leave_lock(tmp_path, pid=1, pid_namespace="pid:[1]")
+        with RunLock(tmp_path) as ours:
+            assert ours.is_ours()
+        assert "waiting up to a minute for a sign of process 1 on" in caplog.text
+
+    def test_a_silent_lock_falls_although_clocks_disagree(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "STALE_SECONDS", 0.6)
+        self.leave_lock(tmp_path, host="elsewhere")
+        os.utime(tmp_path / "lock", times=(time.time() + 3600,) * 2)
+        with RunLock(tmp_path) as ours:
+            assert ours.is_ours()
 
     def test_a_disk_without_hard_links_will_do(self, tmp_path, monkeypatch):
         def refuse(*_):
@@ -177,3 +184,21 @@ class TestOneWriter:
 
     def leave_lock(self, folder, **changes):
         (folder / "lock").write_text(json.dumps({**lock._this_process(), "token": "left", **changes}))
+
+    def is_held_while_its_heart_beats(self, folder, by):
+        """Of a lock whose process cannot be seen from here."""
+        stop = threading.Event()
+
+        def beat():
+            while not stop.wait(0.2):
+                os.utime(folder / "lock")
+
+        beating = threading.Thread(target=beat, daemon=True)
+        beating.start()
+        with pytest.raises(RunLockedError, match=by), RunLock(folder):
+            pass
+        stop.set()
+        beating.join()
+        os.utime(folder / "lock", times=(time.time() - 61,) * 2)
+        with RunLock(folder):
+            pass

@@ -121,7 +121,7 @@ def _newest_unfinished(wanted: "Experiment") -> "RunDir":
     from sb3_td3x import environments, experiment
 
     environments.require_registered(wanted.env_id)  # the command names it, not the run's folder
-    if found := experiment.unfinished(wanted):
+    if found := experiment.unfinished(wanted, wait=True):
         return found[-1]
     differing = "; ".join(
         f"{name} has {', '.join(what)}" for name, what in experiment.differing_settings(wanted).items() if what

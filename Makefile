@@ -74,7 +74,8 @@ bench: speed $(INSTALLED)
 # Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 8, 40, 500 and 6,000
 soak: $(INSTALLED)
 	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_checkpoints.py tests/test_damaged_files.py \
-		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py
+		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \
+		tests/test_passes_sb3s_own_tests.py
 
 # Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)
 speed: $(INSTALLED)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from sb3_td3x import files
+from sb3_td3x import files, presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
@@ -242,11 +241,7 @@ def _film(run: RunDir, notes: list[str]) -> str | None:
 
 def _lines(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Settings as name and value, each on a line of YAML."""
-    return [(str(name), _flow(value)) for name, value in values.items()]
-
-
-def _flow(value: Any) -> str:
-    return value if isinstance(value, str) else yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
+    return [(str(name), value if isinstance(value, str) else presets.written(value)) for name, value in values.items()]
 
 
 def _commands(run: RunDir, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:

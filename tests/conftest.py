@@ -12,6 +12,11 @@ from tests.tools import model
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("soak") and os.environ.get("TD3X_SOAK") != "1":
+        pytest.skip("long: make soak")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Tests run side by side; small networks gain nothing from a second thread."""

@@ -267,7 +267,7 @@ def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tm
         OUTCOMES["other files", "loaded"] += 1
 
 
-@pytest.mark.skipif(not SOAK, reason="a report of the long version")
+@pytest.mark.soak
 def test_the_report():
     for (kind, result), count in sorted(OUTCOMES.items()):
         print(f"{kind}: {count} {result}")

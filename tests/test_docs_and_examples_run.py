@@ -88,7 +88,6 @@ def test_an_interrupted_example_goes_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(os.environ.get("TD3X_SOAK") != "1", reason="minutes: make soak")
 def test_the_robot_learns_to_reach(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["reach.py"])

@@ -1,11 +1,11 @@
 """``RayVecEnv``: environments in Ray actors behave as in processes, and one that dies is named or rebuilt."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -16,11 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from sb3_td3x import RayVecEnv, ResumableEnv, TD3XCheckpointCallback, ray_vec_env, resume_run
 from sb3_td3x.errors import EnvironmentDiedError
 from tests.resuming import OpenLineEnv
-from tests.test_passes_sb3s_own_tests import ROOT, sb3_tests  # noqa: F401  # a fixture
 from tests.tools import LineEnv, largest_difference, model, weights
 
 ray = pytest.importorskip("ray")
-SOAK = os.environ.get("TD3X_SOAK") == "1"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,9 +166,9 @@ assert dones.all() and all(info["environment_rebuilt"] for info in infos)
 """
 
 
-@pytest.mark.skipif(not SOAK, reason="part of the soak: Ray takes 20 s to miss a machine")
+@pytest.mark.soak  # Ray takes 20 s to miss a machine
 def test_environments_of_a_machine_that_is_lost_are_rebuilt_on_another():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     result = subprocess.run([sys.executable, "-c", MACHINE_LOST], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-5000:]
 
@@ -215,25 +213,3 @@ def test_ray_is_started_if_it_is_not_running(actors, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda: pytest.fail("started"))
     with pytest.raises(pytest.fail.Exception, match="started"):
         RayVecEnv([LineEnv])
-
-
-@pytest.mark.skipif(not SOAK, reason="part of the soak: a minute or two of starting Ray's processes")
-def test_sb3s_own_tests_of_processes_pass(sb3_tests):  # noqa: F811
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.ray_swap",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/test_vec_envs.py",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    result = subprocess.run(command, cwd=sb3_tests, env=environment, capture_output=True, text=True)
-    summary = result.stdout.strip().splitlines()[-1]
-    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
-    # 2.9.2: 15 passed; test_render needs a screen
-    assert int(re.search(r"(\d+) passed", summary)[1]) >= 15, summary

@@ -178,7 +178,7 @@ class TestDrivers:
         assert all(len(attempts(out, run)) == 3 for run in runs)
 
 
-@pytest.mark.skipif(os.environ.get("TD3X_SOAK") != "1", reason="minutes: make soak")
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_three_of_four_nodes_are_lost_one_after_another(tmp_path):
     runs = study(tmp_path / "s.yml", seeds=list(range(8)), steps=2500)

@@ -6,6 +6,7 @@ Values are plain YAML. Classes are named, and only those listed here are known: 
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.resources import files
@@ -175,6 +176,11 @@ def _parsed(text: str) -> Any:
         return meant(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
+
+
+def written(value: Any) -> str:
+    """A value as YAML on one line, as ``--set`` takes it."""
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
 
 
 def _linear_schedule(name: str, text: str) -> Callable[[float], float]:

@@ -9,9 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 
-import yaml
-
-from sb3_td3x import environments, experiment
+from sb3_td3x import environments, experiment, presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.experiment import Experiment
 from sb3_td3x.lock import STALE_SECONDS, is_held
@@ -66,7 +64,7 @@ def experiment_of(run: StudyRun) -> Experiment:
     overrides = options.pop("overrides", {})
     if not isinstance(overrides, dict):
         raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
-    assignments = tuple(f"{key}={_flow(value)}" for key, value in overrides.items())
+    assignments = tuple(f"{key}={presets.written(value)}" for key, value in overrides.items())
     return Experiment(run.env, seed=run.seed, setting=run.setting, overrides=assignments, **options)
 
 
@@ -94,11 +92,6 @@ def _require_same(run: StudyRun, path: Path) -> None:
             raise ValueError(
                 f"{path} was begun with {one.name} {was}, not {is_now}: take another --out, or remove that folder"
             )
-
-
-def _flow(value: object) -> str:
-    """YAML on one line, as ``--set`` takes it."""
-    return yaml.safe_dump([value], default_flow_style=True, width=float("inf")).strip()[1:-1]
 
 
 def _wait_for(folder: Path) -> None:

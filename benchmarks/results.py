@@ -13,6 +13,7 @@ from sb3_td3x.scores import TABLE_COLUMNS
 RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"
 AVERAGES = Path(__file__).parent / "results" / "averages"
+VALUES = Path(__file__).parent / "results" / "values"
 PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
 
 

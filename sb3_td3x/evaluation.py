@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from sb3_td3x import files
+from sb3_td3x.replay import running
 from sb3_td3x.rundir import SCORE_COLUMNS, SCORES, RunDir
 
 
@@ -20,11 +21,7 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
     normalization = model.get_vec_normalize_env()
     if normalization is None:
         return
-    statistics = [normalization.ret_rms]
-    if normalization.norm_obs:
-        of_observations = normalization.obs_rms
-        statistics += of_observations.values() if isinstance(of_observations, dict) else [of_observations]
-    if not all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in statistics):
+    if not all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in running(normalization)):
         return
     files.write(path, lambda beside: normalization.save(str(beside)))
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -32,6 +33,7 @@ from torch import nn
 
 from sb3_td3x import files
 from sb3_td3x.overlap import OverlapVecEnv
+from sb3_td3x.policies import copied
 from sb3_td3x.returned import ReturnsBest
 from sb3_td3x.version import __version__
 
@@ -135,7 +137,9 @@ class Exportable(ReturnsBest):
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
         env = self.env if env is None else env
-        policy = copy.deepcopy(self.predictor).cpu()
+        if isinstance(env, gym.Env):
+            env = self._wrap_env(env, monitor_wrapper=False)
+        policy = copied(self.predictor).cpu()
         wrappers, space = ([], self.observation_space) if env is None else _wrappers(env)
         graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
         batch = _batch(space)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from stable_baselines3.common.vec_env import VecTransposeImage, is_vecenv_wrapped
 
 from sb3_td3x import environments, playing
 from sb3_td3x.errors import UntrustedModelError
@@ -195,6 +196,8 @@ def _usage_lines(run: RunDir, repo_id: str, trust: str) -> Iterator[str]:
     yield "from huggingface_hub import hf_hub_download"
     yield "from stable_baselines3.common.env_util import make_vec_env"
     yield "from stable_baselines3.common.evaluation import evaluate_policy"
+    if turns_images := is_normalized and _turns_images(run, bool(trust)):
+        yield "from stable_baselines3.common.vec_env import VecTransposeImage"
     yield ""
     yield "from sb3_td3x import TD3X" + (", load_vecnormalize" if is_normalized else "")
     if wrapper:
@@ -202,12 +205,21 @@ def _usage_lines(run: RunDir, repo_id: str, trust: str) -> Iterator[str]:
     yield ""
     with_wrapper = f", wrapper_class=lambda env: wrapped(env, {wrapper!r})" if wrapper else ""
     yield f'env = make_vec_env("{run.env_id}"{with_wrapper})'
+    if turns_images:
+        yield "env = VecTransposeImage(env)"
     if is_normalized:
         yield f'env = load_vecnormalize(hf_hub_download("{repo_id}", "{STATISTICS}"), env{trust})'
         yield "env.training = env.norm_reward = False"
     yield f'path = hf_hub_download("{repo_id}", "{model_name(run.env_id)}.zip")'
     yield f"model = TD3X.load(path, env=env, buffer_size=1{trust})" + ("" if trust else "  # runs no code of the file")
     yield "print(evaluate_policy(model, env, n_eval_episodes=10))"
+
+
+def _turns_images(run: RunDir, trust: bool) -> bool:
+    """Whether the run's statistics are of images with their channels first."""
+    env = playing.open_evaluation_env(run, seed=0, trust=trust)
+    env.close()
+    return is_vecenv_wrapped(env, VecTransposeImage)
 
 
 def _repetition(run: RunDir) -> list[str]:

@@ -91,7 +91,7 @@ class Loadable(Exploring):
             kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic"))
         request = kwargs.pop("learning_starts", None)
         # SB3's zips hold a number alone: that is what the program did, whatever today's default is
-        kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved["learning_starts"])
+        kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved.get("learning_starts", settings.AUTO))
         kwargs = {**{name: value for name, value in modelfile.BEFORE.items() if name not in saved}, **kwargs}
         with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)

@@ -4,9 +4,11 @@ The policy: an actor, its critics and a slowly following copy of each.
 The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
 """
 
+import copy
 import inspect
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
@@ -226,10 +228,14 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
     """
     A policy's keyword arguments: those the user has given, and the number of quantiles if there are several.
 
+    Those of the optimiser are Python's numbers: torch writes others into a file that it does not read.
+
     :raises ValueError: for a class of policies that cannot have quantile critics
     """
     if "n_quantiles" in given:
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
+    if given.get("optimizer_kwargs"):
+        given = {**given, "optimizer_kwargs": _pythons(given["optimizer_kwargs"])}
     if n_quantiles == 1:
         return given
     if not _takes_quantiles(policy_class):
@@ -238,3 +244,33 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
             "derive it from TD3XPolicy and let it take n_quantiles"
         )
     return {**given, "n_quantiles": n_quantiles}
+
+
+def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:
+    """
+    :raises ValueError: if the policy's critics have another number of them
+    """
+    if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
+        raise ValueError(
+            f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
+            "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
+        )
+
+
+def _pythons(value: Any) -> Any:
+    """``value`` with Python's numbers in place of numpy's, also inside."""
+    if isinstance(value, dict):
+        return {key: _pythons(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_pythons, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> Any:
+    """
+    A deep copy of networks, also of those that keep a tensor of their last pass, which torch copies only without gradient.
+
+    :param memo: what stands for an object in the copy, by its ``id``
+    """
+    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
+    return copy.deepcopy(module, {**{id(one): one.detach() for one in kept if not one.is_leaf}, **(memo or {})})

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
@@ -181,6 +183,17 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
             raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
 
 
+def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
+    """
+    :raises ValueError: if the buffer would go on summing another number of steps
+    """
+    if getattr(buffer, "n_steps", 1) != n_steps:
+        raise ValueError(
+            f"{type(buffer).__name__} gives {getattr(buffer, 'n_steps', 1)}-step returns, n_steps={n_steps} is not for it: "
+            "n_steps is for the constructor, which chooses NStepReplayBuffer where replay_buffer_class is left out"
+        )
+
+
 def require_stored_as_seen(env: VecEnv) -> None:
     """
     Refuse a layer around ``VecNormalize`` that gives the actor other observations than SB3 stores (its issues #693 and #819).
@@ -198,6 +211,36 @@ def require_stored_as_seen(env: VecEnv) -> None:
         f"{' and '.join(around)} around VecNormalize changes observations, but the replay buffer takes those before it, which "
         "the actor does not act on: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
     )
+
+
+def running(env: VecNormalize) -> list[RunningMeanStd]:
+    """The running statistics of observations, if they are normalised, and of returns."""
+    if not env.norm_obs:
+        return [env.ret_rms]
+    return [*(env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]), env.ret_rms]
+
+
+class KeptStatistics:
+    """``VecNormalize``'s statistics as they were at the last good step: a NaN would stay in them for good."""
+
+    def __init__(self, env: VecNormalize | None):
+        self.env = env
+        self.keep()
+
+    def keep(self) -> None:
+        """Look at them now; an update replaces their arrays and does not write into them."""
+        self._kept = [] if self.env is None else [(one, one.mean, one.var, one.count) for one in running(self.env)]
+
+    @contextmanager
+    def kept_if_finite(self) -> Iterator[None]:
+        """What is checked in here has been counted already; if it is not finite, it is forgotten again."""
+        try:
+            yield
+        except NonFiniteError:
+            for one, mean, var, count in self._kept:
+                one.mean, one.var, one.count = mean, var, count
+            raise
+        self.keep()
 
 
 def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:

@@ -5,7 +5,6 @@ The actor moves all the time, so an episode's return belongs to no single actor.
 evidence is their mean return, and its actor the one in the middle, from which those that acted are least apart.
 """
 
-import copy
 import io
 import math
 from typing import Any
@@ -16,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.td3.policies import Actor
 
-from sb3_td3x import settings
+from sb3_td3x import policies, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.serialization import modelfile, parameters
@@ -69,7 +68,15 @@ class BestActor:
             return
         if (score := self.total / self.episodes) >= self.score:  # of equals the one that has learned longer
             self.actor, self.score, self.steps = self.candidate, score, steps
+        self._begin_window()
+
+    def _begin_window(self) -> None:
         self.candidate, self.total, self.episodes = None, 0.0, 0
+
+    def leave_window(self) -> None:
+        """Forget the window and the episodes under way."""
+        self._begin_window()
+        self.counts = np.zeros_like(self.counts)
 
     def state(self) -> dict[str, Any]:
         """As tensors and numbers, for a file."""
@@ -102,7 +109,7 @@ class BestActor:
 
 def _copy_of(actor: Actor) -> Actor:
     """A copy that acts and does not learn."""
-    copied = copy.deepcopy(actor, {id(actor.optimizer): actor.optimizer})
+    copied = policies.copied(actor, {id(actor.optimizer): actor.optimizer})
     del copied.optimizer
     copied.requires_grad_(False)
     copied.set_training_mode(False)
@@ -131,6 +138,8 @@ class ReturnsBest(Loadable):
         if window is not None:
             window = settings.whole("best_actor_window", window, minimum=1)
         self._require_evidence(window, self.__dict__.get("predict_with", "live"))
+        if window is None and self._best is not None:
+            self._best.leave_window()  # its episodes go on unseen
         self.__dict__["best_actor_window"] = window
 
     @property
@@ -163,6 +172,9 @@ class ReturnsBest(Loadable):
     def best_actor(self) -> Actor | None:
         """
         The actor with the highest mean return of ``best_actor_window`` training episodes since ``learn`` began.
+
+        A new environment from ``set_env`` does not end its reign: where the task is another one, begin anew with ``learn``'s
+        ``reset_num_timesteps=True``.
 
         It has a ``predict`` of its own, so SB3's ``evaluate_policy`` takes it. ``None`` before the first window has ended.
         """

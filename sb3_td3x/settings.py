@@ -1,7 +1,8 @@
 """The numbers a user may set: which are whole, and their ranges; exploration's are checked in ``exploration.py``."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 WHOLE_WITH_MINIMUM = {
@@ -90,13 +91,13 @@ def checked_drop(drop: Any, n_quantiles: int) -> int:
     return drop
 
 
-def checked_train_freq(value: Any) -> Any:
+def checked_train_freq(name: str, value: Any) -> Any:
     """``train_freq`` as SB3 takes it: a whole number, or a pair of one and its unit (SB3's ``TrainFreq`` is a pair)."""
     if not isinstance(value, tuple):
-        return whole("train_freq", value, minimum=1)
+        return whole(name, value, minimum=1)
     if len(value) != 2:
-        raise ValueError(f"train_freq must be a number or a (number, unit) pair, not {value!r}")
-    pair = whole("train_freq", value[0], minimum=1), value[1]
+        raise ValueError(f"{name} must be a number or a (number, unit) pair, not {value!r}")
+    pair = whole(name, value[0], minimum=1), value[1]
     return value._make(pair) if hasattr(value, "_make") else pair
 
 
@@ -110,14 +111,29 @@ def checked_rate(name: str, value: Any) -> Any:
     return number
 
 
-def checked_norm(value: Any) -> float | None:
-    """``max_grad_norm``: a number above 0, or ``None`` for no bound."""
+def checked_own_rate(name: str, value: Any) -> Any:
+    """A network's own learning rate, or ``None`` for the algorithm's."""
+    return None if value is None else checked_rate(name, value)
+
+
+def checked_norm(name: str, value: Any) -> float | None:
+    """A number above 0, or ``None`` for no bound."""
     if value is None:
         return None
-    number = real("max_grad_norm", value)
+    number = real(name, value)
     if number <= 0:
-        raise ValueError(f"max_grad_norm must be above 0, or None for no bound, not {value!r}")
+        raise ValueError(f"{name} must be above 0, or None for no bound, not {value!r}")
     return number
+
+
+def checked_folder(name: str, value: Any) -> str | None:
+    """A folder's name as text, as SB3's zips have it, or ``None``."""
+    if value is None:
+        return None
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a folder or None, not {value!r}") from None
 
 
 def switch(name: str, value: Any) -> bool:
@@ -127,7 +143,20 @@ def switch(name: str, value: Any) -> bool:
     return value
 
 
-def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of ``choices``."""
+def one_of(name: str, value: Any, choices: Sequence[str | None]) -> Any:
+    """``value`` if it is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+    return value
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(CHECKED, checked),
+    "train_freq": checked_train_freq,
+    "learning_rate": checked_rate,
+    "qf_learning_rate": checked_own_rate,
+    "max_grad_norm": checked_norm,
+    "overlap": switch,
+    "tensorboard_log": checked_folder,
+}
+"""By setting, what returns its value in its own type and range or raises ``ValueError``."""

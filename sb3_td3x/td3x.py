@@ -1,6 +1,7 @@
 """The algorithm: SB3's off-policy loop around the update of ``update.py``."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -15,20 +16,24 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayB
 from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x import prioritized, settings
+from sb3_td3x import policies, prioritized, replay, settings
 from sb3_td3x.accelerate import PATHS, Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.exploration import LearningStarts, check_action_bounds
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
-from sb3_td3x.policies import FROM_SB3, CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, arguments, chosen_quantiles
 from sb3_td3x.precision import PRECISIONS
-from sb3_td3x.replay import require_finite, require_finite_step, require_stored_as_seen, sample
 from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.serialization import fields, modelfile
 from sb3_td3x.update import UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **settings.CHECKS,
+    "accelerate": partial(settings.one_of, choices=PATHS),
+    "precision": partial(settings.one_of, choices=PRECISIONS),
+    "prioritization": partial(settings.one_of, choices=(None, *prioritized.PRIORITIZATIONS)),
+}
 
 
 # Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
@@ -38,7 +43,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
 
     Keywords, order and meaning are those of SB3's ``TD3``; of their defaults only those of ``learning_starts`` and
     ``action_noise`` differ. The critics have quantiles; ``n_quantiles=1`` is SB3's critic. Values are checked when the
-    model is built or loaded and a whole number may be given as a float (``1e6``).
+    model is built or loaded and where an attribute is set; a whole number may be given as a float (``1e6``).
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
     :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions a bounded ``Box``
@@ -93,9 +98,9 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": MlpPolicy,
-        "CnnPolicy": CnnPolicy,
-        "MultiInputPolicy": MultiInputPolicy,
+        "MlpPolicy": policies.MlpPolicy,
+        "CnnPolicy": policies.CnnPolicy,
+        "MultiInputPolicy": policies.MultiInputPolicy,
     }
     policy: TD3Policy
     replay_buffer: ReplayBuffer
@@ -186,8 +191,15 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A setting is checked in the line that sets it."""
-        super().__setattr__(name, settings.checked(name, value) if name in settings.CHECKED else value)
+        """A setting is checked in the line that sets it, and takes effect from the next update on."""
+        value = CHECKS[name](name, value) if name in CHECKS else value
+        if name == "n_quantiles" and "policy" in self.__dict__:
+            policies.require_quantiles(self.policy, value)
+        if name == "n_steps" and self.__dict__.get("replay_buffer") is not None and value != self.n_steps:
+            replay.require_n_steps(self.replay_buffer, value)
+        super().__setattr__(name, value)
+        if name == "learning_rate" and "lr_schedule" in self.__dict__:
+            self._setup_lr_schedule()  # which SB3 does when it builds the model, and never again
 
     # The networks are looked up, not kept: they stay right when the policy is replaced
     @property
@@ -208,32 +220,23 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
 
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
-        for name in settings.CHECKED:
+        for name in CHECKS:
             setattr(self, name, getattr(self, name))  # checked, because `load` fills `__dict__`
-        for name, choices in (("accelerate", PATHS), ("precision", PRECISIONS)):
-            settings.one_of(name, getattr(self, name), choices)
-        self.policy_class = FROM_SB3.get(self.policy_class, self.policy_class)
+        self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_quantiles()
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
-        self.train_freq = settings.checked_train_freq(self.train_freq)
-        self.learning_rate = settings.checked_rate("learning_rate", self.learning_rate)
-        if self.qf_learning_rate is not None:
-            self.qf_learning_rate = settings.checked_rate("qf_learning_rate", self.qf_learning_rate)
-        self.max_grad_norm = settings.checked_norm(self.max_grad_norm)
         self.action_noise = self.action_noise  # checked, now that a loaded model has its action space too
-        self.overlap = settings.switch("overlap", self.overlap)
         self._choose_replay_buffer_class()
-        given, self.policy_kwargs = self.policy_kwargs, arguments(self.policy_class, self.policy_kwargs, self.n_quantiles)
+        given = self.policy_kwargs
+        self.policy_kwargs = policies.arguments(self.policy_class, given, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = given
-        if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
-            raise ValueError(
-                f"{type(self.policy).__name__} made other critics than n_quantiles={self.n_quantiles} asks for: "
-                "make those in make_critic, or give TD3X n_quantiles=1 if its critics have one value"
-            )
+        policies.require_quantiles(self.policy, self.n_quantiles)
+        if self.n_steps > 1:
+            replay.require_n_steps(self.replay_buffer, self.n_steps)
 
     def _choose_quantiles(self) -> None:
-        request, self.n_quantiles = self.n_quantiles, chosen_quantiles(self.n_quantiles, self.policy_class)
+        request, self.n_quantiles = self.n_quantiles, policies.chosen_quantiles(self.n_quantiles, self.policy_class)
         if request != self.n_quantiles == 1 and self.verbose:
             print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
 
@@ -245,15 +248,16 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        self.train_freq = settings.checked_train_freq(self.train_freq)
         self._convert_train_freq()
-        require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
+        replay.require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
         self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
         self._start_overlapping()
+        self._statistics = replay.KeptStatistics(self._vec_normalize_env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
-        if isinstance(self.policy, TD3XPolicy):
+        with self._statistics.kept_if_finite():
+            replay.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         return result
 
@@ -330,7 +334,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         try:
             with update.running(self.batch_size):
                 for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-                    batch = sample(self.replay_buffer, batch_size, self._vec_normalize_env)
+                    batch = replay.sample(self.replay_buffer, batch_size, self._vec_normalize_env)
                     with_actor = number % self.policy_delay == 0
                     losses.append(update(batch, self._draw_noise(batch), rule_settings, with_actor, number))
                     if (errors := losses[-1].errors) is not None:
@@ -350,7 +354,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             self.tau,
             self.target_policy_noise,
             self.target_noise_clip,
-            settings.checked_norm(self.max_grad_norm),
+            self.max_grad_norm,
             settings.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
             prioritized.checked(self.prioritization, type(self.replay_buffer)),
         )
@@ -358,7 +362,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     def _set_learning_rates(self) -> None:
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         if self.qf_learning_rate is not None:
-            schedule = FloatSchedule(settings.checked_rate("qf_learning_rate", self.qf_learning_rate))
+            schedule = FloatSchedule(self.qf_learning_rate)
             rate = schedule(self._current_progress_remaining)
             update_learning_rate(self.critic.optimizer, rate)
             self.logger.record("train/qf_learning_rate", rate)
@@ -381,7 +385,8 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         raw_obs, raw_reward = (
             (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
         )
-        require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
+        with self._statistics.kept_if_finite():
+            replay.require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
         if getattr(self.policy, "normalize_observations", False):
             self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)

@@ -5,8 +5,11 @@ import math
 
 import pytest
 import torch as th
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_td3x import settings
+from sb3_td3x import TD3X, settings
+from sb3_td3x.replay import DeviceReplayBuffer
 from sb3_td3x.update import UpdateSettings
 from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
 
@@ -138,17 +141,42 @@ def test_a_train_freq_set_on_a_model_is_that_of_the_next_run():
     algorithm = model(gradient_steps=1).learn(40)
     algorithm.train_freq = 4
     assert algorithm.learn(40)._n_updates == 30 + 8  # after steps 12, 16, ..., 40: the warm-up takes 10
-    algorithm.train_freq = 0
-    with pytest.raises(ValueError, match="train_freq must be at least 1"):
-        algorithm.learn(40)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("precision", "fp16"), ("accelerate", "fast")])
-def test_a_word_that_is_none_set_on_a_model_is_refused(name, bad):
+NONSENSE = {
+    "train_freq": 0, "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
+    "overlap": "yes", "precision": "fp16", "accelerate": "fast", "prioritization": "per", "predict_with": "worst",
+    "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_set_on_a_model_is_refused_and_changes_nothing(name, tmp_path):
     algorithm = model().learn(20)
-    setattr(algorithm, name, bad)
-    with pytest.raises(ValueError, match=f"{name} must be one of"):
-        algorithm.learn(20)
+    before = getattr(algorithm, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(algorithm, name, NONSENSE[name])
+    assert getattr(algorithm, name) == before
+    algorithm.save(tmp_path / "model")
+    assert getattr(TD3X.load(tmp_path / "model"), name) == before
+
+
+@pytest.mark.parametrize("buffer_class", [ReplayBuffer, DeviceReplayBuffer])
+def test_n_steps_are_refused_where_the_replay_buffer_has_none(buffer_class):
+    with pytest.raises(ValueError, match=f"{buffer_class.__name__} gives 1-step returns, n_steps=3 is not for it"):
+        model(n_steps=3, replay_buffer_class=buffer_class)
+    given = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.9}}
+    assert model(**given).replay_buffer.n_steps == 3  # as SB3 takes it
+
+
+def test_a_learning_rate_set_on_a_model_is_that_of_the_next_update():
+    """SB3 makes its schedule once, so that it ignores a later one."""
+    algorithm = model(learning_rate=1e-3).learn(20)
+    for rate, used in ((2e-3, 2e-3), (LinearSchedule(4e-3, 0.0, 1.0), 4e-3 * 0.75)):
+        algorithm.learning_rate = rate
+        algorithm._current_progress_remaining = 0.75
+        algorithm.train(1, 8)
+        assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(used)
 
 
 def test_overlap_is_a_switch():

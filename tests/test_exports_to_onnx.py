@@ -99,9 +99,10 @@ class TestTheGraphActsAsPredict:
         transposed = env.venv.transpose_observations
         require_equal_actions(session, algorithm, space, lambda batch: env.normalize_obs(transposed(dict(batch))))
 
-    def test_with_images_as_the_environment_gives_them(self, tmp_path):
+    @pytest.mark.parametrize("env", [None, LineEnv(PICTURE)])
+    def test_with_images_as_the_environment_gives_them(self, env, tmp_path):
         algorithm = model(LineEnv(PICTURE), "CnnPolicy")
-        session = exported(algorithm, tmp_path / "image.onnx")
+        session = exported(algorithm, tmp_path / "image.onnx", env=env)
         assert session.get_inputs()[0].shape[1:] == [36, 36, 3]
         assert session.get_inputs()[0].type == "tensor(uint8)"
         require_equal_actions(session, algorithm, PICTURE)

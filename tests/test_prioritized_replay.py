@@ -235,5 +235,5 @@ class TestAlgorithm:
 
     @pytest.mark.parametrize("nonsense", ["per", "LAP", True, 1])
     def test_nonsense_is_refused(self, nonsense):
-        with pytest.raises(ValueError, match="prioritization must be one of lap, pal"):
+        with pytest.raises(ValueError, match="prioritization must be one of None, lap, pal"):
             model(prioritization=nonsense)

@@ -13,10 +13,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from gymnasium import spaces
 
 from sb3_td3x import TD3X, cli, experiment, hub, playing
 from sb3_td3x.rundir import RunDir
-from tests.tools import model
+from tests.tools import LineEnv, model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
 
@@ -83,6 +84,10 @@ def block(text, language):
     return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
 
 
+def picture():
+    return LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8))
+
+
 class TestTheRepository:
     def test_has_the_files_that_rl_zoo_downloads(self, run, repository):
         assert {path.name for path in repository.iterdir()} == {
@@ -127,6 +132,18 @@ class TestTheRepository:
         called(monkeypatch, capfd, *command[1:])
         wanted = experiment.Experiment.of_arguments(run)
         assert asked == [replace(wanted, steps=80.0, device=asked[0].device, out=asked[0].out)]
+
+    def test_its_program_turns_images_inside_of_the_normalisation_as_the_run_did(self, remote, tmp_path, monkeypatch):
+        monkeypatch.setitem(gym.registry, "Picture-v0", gym.envs.registration.EnvSpec("Picture-v0", picture))
+        overrides = "policy=CnnPolicy", "normalize={norm_obs: false}", "buffer_size=100", "learning_starts=20"
+        wanted = experiment.Experiment(
+            "Picture-v0", 20, overrides=overrides, eval_freq=20, eval_episodes=1, device="cpu", out=tmp_path / "logs"
+        )
+        experiment.train(made := experiment.prepare(wanted))
+        hub.write(made.folder, remote / REPO, REPO, episodes=1)
+        scope = {}
+        exec(block(card_of(remote / REPO)[1], "python"), scope)  # noqa: S102
+        assert scope["env"].observation_space.shape == (3, 36, 36)
 
     def test_its_program_loads_the_model_without_trust(self, repository, remote, capfd):
         shutil.copytree(repository, remote / REPO)

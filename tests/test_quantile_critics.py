@@ -271,7 +271,7 @@ class TestFiles:
 
     def test_a_damaged_count_in_a_file_is_explained(self, tmp_path):
         algorithm = model(**QUANTILES)
-        algorithm.n_quantiles = 4
+        algorithm.__dict__["n_quantiles"] = 4
         algorithm.save(tmp_path / "model")
         with pytest.raises(ModelFileError, match="the model needs"):
             TD3X.load(tmp_path / "model")
@@ -306,7 +306,7 @@ class TestPolicies:
             def make_critic(self, features_extractor=None):
                 return TD3Policy.make_critic(self, features_extractor)
 
-        with pytest.raises(ValueError, match="Own made other critics than n_quantiles=5 asks for"):
+        with pytest.raises(ValueError, match="Own has other critics than n_quantiles=5 asks for"):
             model(policy=Own, **QUANTILES)
 
     def test_the_number_is_given_to_the_algorithm_alone(self):

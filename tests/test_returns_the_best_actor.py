@@ -5,6 +5,7 @@ import io
 import random
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -13,7 +14,9 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from torch import nn
 
 from sb3_td3x import TD3X, ModelFileError
 from sb3_td3x.returned import BestActor
@@ -53,6 +56,43 @@ class Episodes(BaseCallback):
 def trained(env=None, steps=120, watch=None, **kwargs):
     arguments = {"best_actor_window": 3, "learning_starts": 30, "learning_rate": 1e-2, **kwargs}
     return model(env or Monitor(LineEnv()), **arguments).learn(steps, watch)
+
+
+def test_a_window_that_is_switched_off_and_on_again_adds_no_parts_of_episodes():
+    class Ones(gym.RewardWrapper):
+        def reward(self, reward):
+            return 1.0
+
+    algorithm = model(Ones(LineEnv(length=10)), best_actor_window=1, learning_starts=0).learn(15)
+    assert algorithm.best_actor_return == 10
+    algorithm.best_actor_window = None
+    algorithm.learn(11, reset_num_timesteps=False)
+    algorithm.best_actor_window = 1
+    algorithm._best.score = -np.inf
+    algorithm.learn(20, reset_num_timesteps=False)
+    assert algorithm.best_actor_return == 10
+
+
+class Remembers(FlattenExtractor):
+    """As a user's does who looks at attention weights: torch refuses to copy what it keeps."""
+
+    def forward(self, observations):
+        self.last = observations * self.scale
+        return self.last
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.scale = nn.Parameter(th.ones(1))
+
+
+def test_networks_that_keep_a_tensor_of_their_last_pass_are_copied(tmp_path):
+    algorithm = model(policy_kwargs={"net_arch": [8], "features_extractor_class": Remembers}, best_actor_window=1).learn(30)
+    algorithm.actor(algorithm.policy.obs_to_tensor(OBSERVATIONS)[0])
+    assert not algorithm.actor.features_extractor.last.is_leaf
+    algorithm.learn(40, reset_num_timesteps=False)
+    assert algorithm.best_actor.features_extractor is not algorithm.actor.features_extractor
+    algorithm.actor(algorithm.policy.obs_to_tensor(OBSERVATIONS)[0])
+    algorithm.export_onnx(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(("window", "n_envs"), [(1, 1), (2, 1), (3, 3), (4, 3), (1, 3), (100, 1)])

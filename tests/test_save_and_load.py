@@ -12,7 +12,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO, TD3
 
-from sb3_td3x import TD3X, ModelFileError, TD3XPolicy
+from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, resume_run
 from sb3_td3x.serialization.modelfile import FORMAT_VERSION
 from tests.tools import LineEnv, largest_difference, model, weights
 
@@ -75,6 +75,40 @@ def test_a_value_that_could_not_be_loaded_cannot_be_set(name):
     assert getattr(algorithm, name) == before
     setattr(algorithm, name, 1.0)
     assert getattr(algorithm, name) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensorboard_log": Path("logs")},
+        {"policy_kwargs": {"net_arch": [8], "optimizer_kwargs": {"eps": np.float64(1e-4), "betas": (np.float32(0.5), 0.9)}}},
+    ],
+)
+def test_a_folder_or_a_number_of_another_kind_does_not_keep_a_model_from_being_loaded(options, tmp_path):
+    algorithm = model(**options)
+    algorithm.learn(20, TD3XCheckpointCallback(20, tmp_path / "run"))
+    algorithm.save(tmp_path / "model")
+    for loaded in (TD3X.load(tmp_path / "model"), resume_run(tmp_path / "run", LineEnv())):
+        assert largest_difference(weights(loaded), weights(algorithm)) == 0
+        assert loaded.tensorboard_log == (str(options["tensorboard_log"]) if "tensorboard_log" in options else None)
+        assert loaded.actor.optimizer.param_groups[0]["betas"] == algorithm.actor.optimizer.param_groups[0]["betas"]
+
+
+def test_an_sb3_zip_with_a_path_loads(tmp_path):
+    TD3("MlpPolicy", LineEnv(), tensorboard_log=tmp_path / "logs", policy_kwargs={"net_arch": [8]}).save(tmp_path / "model")
+    assert TD3X.load(tmp_path / "model").tensorboard_log == str(tmp_path / "logs")
+
+
+def test_what_was_included_or_left_out_on_request(saved, tmp_path):
+    algorithm, _ = saved
+    algorithm.save(tmp_path / "more", include=["replay_buffer"])
+    with pytest.raises(ModelFileError, match=r"saved with include=, load it with trust=True"):
+        TD3X.load(tmp_path / "more")
+    assert TD3X.load(tmp_path / "more", trust=True).replay_buffer.size() == algorithm.replay_buffer.size()
+    algorithm.save(tmp_path / "less", exclude=["learning_starts", "_learning_starts_request"])
+    for trust in (False, True):
+        assert TD3X.load(tmp_path / "less", env=LineEnv(), learning_starts=5, trust=trust).learning_starts == 5
+        assert TD3X.load(tmp_path / "less", env=LineEnv(), trust=trust).learn(20).learning_starts == 100
 
 
 @pytest.mark.parametrize("name", ["seed", "stats_window_size"])

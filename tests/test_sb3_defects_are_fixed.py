@@ -378,12 +378,16 @@ class TestNotANumber:
     @pytest.mark.parametrize("normalize", [False, True])
     def test_from_the_environment_is_named_and_kept_out_of_buffer_and_weights(self, where, value, normalize):
         env = DummyVecEnv([lambda: self.Broken(where, value)])
-        algorithm = model(VecNormalize(env) if normalize else env)
+        algorithm = model(env := VecNormalize(env) if normalize else env)
         with pytest.raises(NonFiniteError, match=rf"{where} is not finite at environment step 31") as raised:
             algorithm.learn(100)
         assert isinstance(raised.value, ValueError)
         assert algorithm.replay_buffer.size() == 30
         assert all(value.isfinite().all() for value in weights(algorithm).values())
+        if normalize:  # of the reset and 30 steps, and RunningMeanStd's 1e-4
+            assert (env.obs_rms.count, env.ret_rms.count) == pytest.approx((31.0001, 30.0001), abs=1e-3)
+            assert np.isfinite([*env.obs_rms.mean, *env.obs_rms.var, env.ret_rms.mean, env.ret_rms.var]).all()
+        algorithm.learn(100, reset_num_timesteps=False)
 
     def test_in_a_terminal_observation_is_named(self):
         algorithm = model(self.Broken("observation", np.nan, length=31))

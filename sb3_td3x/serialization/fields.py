@@ -4,6 +4,7 @@ import base64
 import io
 import numbers
 from collections import deque
+from pathlib import PurePath
 from typing import Any
 
 import torch as th
@@ -23,7 +24,18 @@ from sb3_td3x.serialization.unpickling import readable, unpickle
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
 
-DERIVED = ("_loading", "_is_refilling", "_maker", "_acting", "_overlapping", "_on_continue", "_is_stored", "_best", "_pace")
+DERIVED = (
+    "_loading",
+    "_is_refilling",
+    "_maker",
+    "_acting",
+    "_overlapping",
+    "_on_continue",
+    "_is_stored",
+    "_best",
+    "_pace",
+    "_statistics",
+)
 """Attributes of TD3X that are made anew when needed."""
 
 NEVER_SAVED = (
@@ -52,7 +64,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "best_actor_window": (numbers.Integral, type(None)),
     "predict_with": (str,),
     "prioritization": (str, type(None)),
-    "tensorboard_log": (str, type(None)),
+    "tensorboard_log": (str, PurePath, type(None)),
     "seed": (numbers.Integral, type(None)),
     "start_time": _NUMBER,
     "_current_progress_remaining": _NUMBER,
@@ -71,7 +83,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 """What attributes must be; any other is what the settings' own checks and SB3 accept."""
 
-NEEDED = ("policy_class", "policy_kwargs", "observation_space", "action_space", "n_envs", "learning_starts")
+NEEDED = ("policy_class", "policy_kwargs", "observation_space", "action_space", "n_envs")
 
 
 def encoded(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -104,7 +116,10 @@ def decoded(file: ModelFile, cls: type, given: dict[str, Any], changed: dict[str
     """
     for name in file.data:
         if name in NEVER_SAVED or callable(getattr(cls, name, None)):
-            raise ModelFileError(f"{file.name} sets {name}, which is no saved attribute of a model")
+            raise ModelFileError(
+                f"{file.name} sets {name}, which is no saved attribute of a model: if it is yours, saved with include=, "
+                "load it with trust=True"
+            )
     found: dict[str, Any] = {}
     for name in file.data:
         if name in given:
@@ -174,9 +189,9 @@ def _require_type(name: str, value: Any, file: str) -> None:
         fits = isinstance(value, str) or (isinstance(value, type) and issubclass(value, TD3Policy))
     elif name == "replay_buffer_class":
         fits = value is None or (isinstance(value, type) and issubclass(value, ReplayBuffer))
-    elif name in settings.CHECKED or name == "train_freq":
+    elif name in settings.CHECKS:
         try:
-            settings.checked(name, value) if name in settings.CHECKED else settings.checked_train_freq(value)
+            settings.CHECKS[name](name, value)
         except ValueError as error:
             raise ModelFileError(f"{file} cannot be loaded: {error}") from error
     if not fits:

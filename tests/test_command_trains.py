@@ -162,6 +162,20 @@ class TestTrain:
         assert (run / "best_model.zip").exists()
 
 
+def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(tmp_path, monkeypatch, capfd):
+    """A job's script goes on with a run that ended with 1; this one would end there again."""
+
+    class Broken(LineEnv):
+        def step(self, action):
+            raise RuntimeError("the simulator is broken")
+
+    monkeypatch.setitem(gym.registry, "Broken-v0", gym.envs.registration.EnvSpec("Broken-v0", Broken))
+    code, printed = called(monkeypatch, capfd, "train", "--env", "Broken-v0", "--steps", 60, "--out", tmp_path, *QUICK)
+    assert code == 3
+    assert "Traceback" in printed
+    assert "the simulator is broken" in printed
+
+
 class TestEnvironmentsOfOnesOwn:
     """Where the script ``td3x`` is started, as pip installs it: Python looks for modules beside the script, not there."""
 

@@ -17,9 +17,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
     """
     SB3's ``CheckpointCallback`` whose checkpoints a run can go on from, see ``save_run`` and ``resume_run``.
 
-    A save that is due waits until the run can go on from it exactly: for the end of the episode with one environment, but ends
-    before the next one is due; not at all with several environments, whose episodes need not end together, and where the
-    environment offers its state. A run that makes its last step is saved then,
+    A save that is due waits until the run can go on from it exactly: with one environment for the end of the episode, at most
+    until the next save is due. It does not wait with several environments, whose episodes need not end together, or where
+    the environment offers its state. A run that makes its last step is saved then,
     one that a callback ends is not: SB3 has not stored its last transition. Give it to ``learn``, after the other callbacks.
 
     :param save_freq: calls between two saves: environment steps with one environment

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -42,13 +43,19 @@ app.command("study")(study.command)
 
 
 def main() -> None:
-    """Run the command; what the user can mend is one line and exit code 2 (``TD3X_DEBUG=1`` shows where it arose)."""
+    """
+    Run the command.
+
+    What the user can mend is one line and exit code 2 (``TD3X_DEBUG=1`` shows where it arose), any other error exit code 3: 1
+    is for what can go on as it is.
+    """
     try:
         app()
     except Exception as error:
-        if os.environ.get("TD3X_DEBUG") or not _can_be_mended(error):
-            raise
-        sys.exit(fail(error))
+        is_known = _can_be_mended(error)
+        if not is_known or os.environ.get("TD3X_DEBUG"):
+            traceback.print_exc()
+        sys.exit(fail(error) if is_known else 3)
 
 
 def _can_be_mended(error: Exception) -> bool:

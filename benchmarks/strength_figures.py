@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from results import ACTORS, AVERAGES, RETURNS, read
+from results import ACTORS, AVERAGES, RETURNS, VALUES, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
@@ -172,6 +172,19 @@ def averages_table() -> str:
     return "\n".join(lines)
 
 
+def values_table() -> str:
+    """What critics promise and what their actor earns, without noise and with that of training, as Markdown."""
+    heads = ("run", "steps", "return", "promised", "earned", "difference", "difference with noise")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for path in sorted(VALUES.glob("*.json")):
+        facts = json.loads(path.read_text())
+        calm, noisy = facts["without noise"], facts["with noise of 0.1"]
+        cells = [f"{calm['return']:.0f}", f"{calm['value']:.1f}", f"{calm['earned']:.1f}"]
+        cells += [f"{one['value'] - one['earned']:+.1f}" for one in (calm, noisy)]
+        lines.append(f"| {path.stem.removeprefix('td3x_')} | {facts['steps']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def draw(found: Runs, out: Path) -> None:
     """Learning curves, one row per environment that has runs, over steps (left) and over minutes (right)."""
     methods = _methods(found)
@@ -216,5 +229,6 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
     fill(page, "averages table", averages_table())
+    fill(page, "values table", values_table())
     fill(page, "screening table", screening_table(found))
     fill(page, "others table", others_table(found))

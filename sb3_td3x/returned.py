@@ -173,8 +173,8 @@ class ReturnsBest(Loadable):
         """
         The actor with the highest mean return of ``best_actor_window`` training episodes since ``learn`` began.
 
-        A new environment from ``set_env`` does not end its reign: where the task is another one, begin anew with ``learn``'s
-        ``reset_num_timesteps=True``.
+        It is kept when ``set_env`` gives the model another environment; for another task begin anew with
+        ``learn(..., reset_num_timesteps=True)``, the default.
 
         It has a ``predict`` of its own, so SB3's ``evaluate_policy`` takes it. ``None`` before the first window has ended.
         """

@@ -1,4 +1,4 @@
-"""The numbers a user may set: which are whole, and their ranges; exploration's are checked in ``exploration.py``."""
+"""What a user may set: types and ranges; exploration's settings are checked in ``exploration.py``."""
 
 import math
 import os

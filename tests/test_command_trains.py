@@ -90,7 +90,7 @@ class TestTrain:
         assert run.folder.best_model.exists()
         assert run.folder.curve.exists()
 
-    def test_a_nan_never_replaces_good_normalisation_and_the_best_models_is_kept(self, tmp_path, monkeypatch):
+    def test_a_nan_never_gets_into_the_normalisation_and_the_best_models_is_kept(self, tmp_path, monkeypatch):
         class TurnsBad(LineEnv):
             def step(self, action):
                 observation, *rest = super().step(action)
@@ -102,7 +102,9 @@ class TestTrain:
         run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=40, eval_episodes=1, overrides=(normalize, *FAST))
         with pytest.raises(NonFiniteError, match="environment step 95"):
             experiment.train(run)
-        assert not run.folder.normalization.exists()  # the last are spoilt
+        last = load_vecnormalize(run.folder.normalization, DummyVecEnv([LineEnv]))
+        assert np.isfinite([*last.obs_rms.mean, *last.obs_rms.var]).all()
+        assert last.obs_rms.count == pytest.approx(1 + 94, abs=1e-3)  # the reset and the steps before
         steps, results = run.folder.scores()
         env = playing.open_evaluation_env(run.folder, seed=1)
         assert isinstance(env, VecNormalize)

@@ -90,6 +90,7 @@ def test_every_kind_of_model_comes_back_without_trust(settings, tmp_path):
         "_maker",
         "_is_refilling",
         "_pace",
+        "_statistics",
     }
     # Building a network for images draws from the observation space
     for name in set(vars(saved)) - left_out - {"_overlapping", "observation_space"}:

@@ -25,8 +25,8 @@ from sb3_td3x.checkpoint.world import ResumableEnv
 from sb3_td3x.presets import known_class
 from sb3_td3x.settings import switch
 
-TRAINING, EVALUATION = 0, 1
-"""Streams of seeds: an evaluation episode never starts like a training episode."""
+TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
+"""Streams of seeds: no evaluation begins like a training episode, none of a finished run like those that chose its model."""
 _WORKERS: WeakSet[BaseProcess] = WeakSet()
 
 
@@ -113,7 +113,7 @@ def build(
     """
     :param env_id: registered name
     :param seed: the run's seed
-    :param stream: ``TRAINING`` or ``EVALUATION``
+    :param stream: ``TRAINING``, ``EVALUATION`` or ``AFTERWARDS``
     :param n_envs: more than one run in processes of their own
     :param wrapper: see ``wrapped``
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file

@@ -86,7 +86,7 @@ class Evaluation(EvalCallback):
         missing = len(self.evaluations_timesteps) - len(self.seconds)
         self.seconds += missing * [self.elapsed]
         scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
-        rows = [f"{steps},{np.mean(one):.3f},{np.std(one):.3f},{seconds:.1f}" for steps, one, seconds in scores]
+        rows = [f"{steps},{np.mean(one):.9g},{np.std(one):.9g},{seconds:.1f}" for steps, one, seconds in scores]
         content = "\n".join([",".join(SCORE_COLUMNS), *rows, ""])
         files.write(Path(str(self.log_path)).with_name(SCORES), content.encode())
 

@@ -343,7 +343,7 @@ def open_env(
     The environments of a run, normalised as its settings say.
 
     :param entry: hyper-parameters in rl-zoo3's keys
-    :param stream: ``environments.TRAINING`` or ``EVALUATION``
+    :param stream: ``environments.TRAINING``, ``EVALUATION`` or ``AFTERWARDS``
     :param monitor: where their Monitor files go
     """
     env = environments.build(

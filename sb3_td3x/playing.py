@@ -45,7 +45,7 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     entry, statistics = folder.config(), folder.model_normalization()
     entry |= {"n_envs": 1, "normalize": None if statistics is None else entry.get("normalize")}
     environments.require_registered(folder.env_id, may_import=trust)
-    env = open_env(folder.env_id, entry, seed, environments.EVALUATION, render_mode=render_mode)
+    env = open_env(folder.env_id, entry, seed, environments.AFTERWARDS, render_mode=render_mode)
     if statistics is None:
         return env
     inside = env.venv if isinstance(env, VecNormalize) else env  # with images turned, or not, as in training

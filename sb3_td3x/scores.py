@@ -1,9 +1,9 @@
 """The evaluation scores of runs, from wherever they are kept: run folders, study folders, tables."""
 
 import csv
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,10 @@ def of_table(path: Path) -> list[Scores]:
         raise ValueError(f"{path} has no scores yet")
     if missing := [name for name in TABLE_COLUMNS if name not in rows[0]]:
         raise ValueError(f"{path} is no table of scores: it has no column {missing[0]}")
-    runs = [list(group) for _, group in groupby(rows, key=lambda row: [row[name] for name in TABLE_COLUMNS[:4]])]
-    return [_of_rows(run, path) for run in runs]
+    runs: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        runs[tuple(row[name] for name in TABLE_COLUMNS[:4])].append(row)
+    return [_of_rows(run, path) for run in runs.values()]
 
 
 def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:

@@ -1,5 +1,6 @@
 """The td3x command that trains, as a user types it: what it leaves behind, how it ends, what it says to bad input."""
 
+import csv
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, NonFiniteError, __version__, cli, experiment, load_vecnormalize, playing
+from sb3_td3x.cli import train
 from sb3_td3x.evaluation import save_normalization
+from sb3_td3x.rundir import RunDir
 from tests.commands import FAST, QUICK, called, prepared, start, td3x
 from tests.studies import study
 from tests.tools import LineEnv, model
@@ -86,7 +89,12 @@ class TestTrain:
     def test_a_run_shorter_than_eval_freq_is_evaluated_at_its_end(self, tmp_path):
         run = prepared(tmp_path, "Pendulum-v1", steps=60, eval_freq=1000)
         assert experiment.train(run)
-        assert run.folder.scores()[0].tolist() == [60]
+        steps, results = run.folder.scores()
+        assert steps.tolist() == [60]
+        (line,) = csv.DictReader((run.folder.path / "scores.csv").read_text().splitlines())
+        assert float(line["mean_return"]) == pytest.approx(results.mean(), rel=1e-8)  # rewards may be small numbers
+        again = playing.evaluate(run.folder, results.size, run.experiment.seed)
+        assert not set(again) & set(results.ravel())  # fresh episodes although the seed is the run's
         assert run.folder.best_model.exists()
         assert run.folder.curve.exists()
 
@@ -190,8 +198,12 @@ class TestEnvironmentsOfOnesOwn:
 
     def test_a_module_is_found_also_by_the_environments_processes(self, tmp_path):
         run = ["train", "--env", "my_module:Own-v0", "--steps", 60, "--n-envs", 2, "--no-film", *QUICK]
-        assert "60 steps" in td3x(*run, **self.script(tmp_path))
-        assert (tmp_path / "work" / "logs" / "td3x" / "my_module-Own-v0_1" / "best_model.zip").exists()
+        there = self.script(tmp_path)
+        assert "60 steps" in td3x(*run, **there)
+        folder = Path("logs", "td3x", "my_module-Own-v0_1")
+        assert (there["cwd"] / folder / "best_model.zip").exists()
+        assert train._resumption(RunDir.open(there["cwd"] / folder)).endswith(" --trust")
+        assert train._resumption(RunDir(Path("two words"), "Own-v0")) == "td3x train --resume 'two words'"
 
     def test_a_module_is_found_by_the_runs_of_a_study(self, tmp_path):
         there = self.script(tmp_path)

@@ -70,4 +70,4 @@ def test_is_known_under_any_name_of_its_folder(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "run" / "progress.csv").write_text("step\n1\n")
     logger = logs.configure(tmp_path / "link" / "progress.csv")
-    assert logs.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2}
+    assert logs.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2, "./": 0}

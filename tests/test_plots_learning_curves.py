@@ -25,6 +25,13 @@ class TestReading:
         assert (one.steps.tolist(), one.mean.tolist(), one.seconds.tolist()) == ([100, 200, 300], [1, 3, 5], [2, 4, 6])
         assert [found.seed for found in scores.read([tmp_path, second])] == [0, 1]  # named twice, counts once
 
+    def test_a_tables_lines_may_be_in_any_order(self, tmp_path):
+        both = table(tmp_path / "a.csv").read_text(), table(tmp_path / "b.csv", seed=1).read_text().partition("\n")[2]
+        head, *lines = "".join(both).splitlines()
+        (tmp_path / "c.csv").write_text("\n".join([head, *sorted(lines, key=lambda line: line.split(",")[4]), ""]))
+        found = scores.read([tmp_path / "c.csv"])
+        assert [(one.seed, one.steps.tolist()) for one in found] == [(0, [100, 200, 300]), (1, [100, 200, 300])]
+
     @pytest.mark.parametrize(
         ("content", "message"),
         [

@@ -80,6 +80,12 @@ def test_mujocos_older_tasks_follow_the_newest():
         assert presets.load("default", spec.id) == presets.load("default", f"{spec.name}-v5")
 
 
+def test_an_entry_is_found_under_module_and_name_too():
+    bullet = presets.load("default", "Walker2DBulletEnv-v0")
+    assert bullet["gamma"] == 0.98
+    assert presets.load("default", "pybullet_envs_gymnasium:Walker2DBulletEnv-v0") == bullet
+
+
 def test_t3d_is_the_texts_recipe_for_every_environment():
     algorithm = model(**presets.model_arguments(presets.load("t3d", "Anything-v0")))
     assert (algorithm.train_freq.frequency, algorithm.train_freq.unit.value, algorithm.gradient_steps) == (1, "episode", -1)

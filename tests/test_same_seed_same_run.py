@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.environments import EVALUATION, TRAINING, EpisodeSeeds
+from sb3_td3x.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds
 from tests.tools import LineEnv, model
 
 CASES = {
@@ -85,7 +85,7 @@ class TestEpisodeSeeds:
         assert len(set(self.starts(0, TRAINING, 0))) == 3
 
     def test_runs_environments_and_evaluations_have_starts_of_their_own(self):
-        streams = [(0, TRAINING, 0), (1, TRAINING, 0), (0, TRAINING, 1), (0, EVALUATION, 0)]
+        streams = [(0, TRAINING, 0), (1, TRAINING, 0), (0, TRAINING, 1), (0, EVALUATION, 0), (0, AFTERWARDS, 0)]
         assert len({start for stream in streams for start in self.starts(*stream)}) == 3 * len(streams)
 
     def test_what_happens_within_an_episode_does_not_move_the_next_start(self):

@@ -251,8 +251,15 @@ class TestGoingOn:
         stop_after(monkeypatch, 120)
         made(runs, tmp_path)
         changed = study(tmp_path / "s.yml", seeds=[0], steps=900)
-        with pytest.raises(ValueError, match=f"{run.name} was begun with steps 450, not 900"):
+        with pytest.raises(ValueError, match=rf"{run.name} was begun with steps 450, not 900: .* remove that folder$"):
             attempt.check(changed, StudyFolder.at(tmp_path))
+        monkeypatch.undo()
+        made(runs, tmp_path)
+        table = StudyFolder.at(tmp_path).table(run)
+        with pytest.raises(ValueError, match=rf"remove that folder and its table {table}$"):  # else it counts as made
+            attempt.check(changed, StudyFolder.at(tmp_path))
+        reordered = dict(reversed(SHORT["overrides"].items()))
+        attempt.check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), StudyFolder.at(tmp_path))
 
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
         def train(run, path):

@@ -64,11 +64,15 @@ class TD3XCheckpointCallback(CheckpointCallback):
 
     def _init_callback(self) -> None:
         super()._init_callback()
+        self._require_outermost()
+
+    def _require_outermost(self) -> None:
         if self.parent is not None:
             outer = type(self.parent).__name__
             raise ValueError(f"a checkpoint cannot be made inside {outer}: give {type(self).__name__} to learn itself")
 
     def _on_training_start(self) -> None:
+        self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._saved_at = -1
         self._waits = self.training_env.num_envs == 1 and not world.is_complete(self.training_env)
 

@@ -1,5 +1,6 @@
 """The state of callbacks: counters, best scores and histories, which SB3 starts anew with every process."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
                 problems.append(f"callback {name} (it was not saved)")
             continue
         attributes = saved[name]["attributes"]
+        _require_same_episodes(name, callback, attributes)
         for attribute in set(_names(callback)) & attributes.keys():  # a stranger's state may name others
             setattr(callback, attribute, attributes[attribute])
         if saved[name]["world"] is not None:
@@ -66,6 +68,18 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
         if saved[name]["matters"]:
             problems.append(f"callback {name} (it was not given)")
     return problems
+
+
+def _require_same_episodes(name: str, callback: BaseCallback, attributes: dict[str, Any]) -> None:
+    """
+    :raises ValueError: if an evaluation would have another number of episodes than those before, which SB3 cannot write down
+    """
+    history = attributes.get("evaluations_results") if isinstance(callback, sb3.EvalCallback) else None
+    if history and len(history[-1]) != callback.n_eval_episodes:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{name} has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}: "  # type: ignore[attr-defined]
+            f"give it n_eval_episodes={len(history[-1])}"
+        )
 
 
 def files(callbacks: MaybeCallback | Sequence[BaseCallback]) -> dict[str, Path]:
@@ -123,12 +137,14 @@ def _names(callback: BaseCallback) -> list[str]:
 
 
 def _matters(callback: BaseCallback) -> bool:
-    """Whether the run differs without its state: it has more than its count of calls, and does not only save."""
-    return len(_names(callback)) > 1 and not isinstance(callback, sb3.CheckpointCallback)
+    """Whether the run differs without its state: it has more than its count of calls, and does not only save or show."""
+    only_shows = getattr(callback, "only_shows", False)
+    return len(_names(callback)) > 1 and not only_shows and not isinstance(callback, sb3.CheckpointCallback)
 
 
 def _state_of(callback: BaseCallback) -> dict[str, Any]:
-    evaluates = isinstance(callback, sb3.EvalCallback)
+    # Before its first evaluation nobody has reset the environment, which may not have a state yet
+    evaluates = isinstance(callback, sb3.EvalCallback) and callback.last_mean_reward > -math.inf
     return {
         "attributes": {name: getattr(callback, name) for name in _names(callback)},
         "matters": _matters(callback),

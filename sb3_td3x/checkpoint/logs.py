@@ -14,9 +14,11 @@ from sb3_td3x.checkpoint import world
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     """
     :param folder: paths are relative to it, so that a run can be moved
-    :return: lines in each CSV and Monitor file; not bytes, because SB3 writes a CSV anew when its header grows
+    :return: lines in each CSV and Monitor file; not bytes, because SB3 writes a CSV anew when its header grows. TensorBoard's
+        folder is a name that ends with a slash
     """
-    return {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
+    found = {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
+    return {**found, **{f"{os.path.relpath(_folder(output), folder)}/": 0 for output in _tensorboards(logger)}}
 
 
 def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
@@ -28,11 +30,11 @@ def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step
     :param saved: from ``lengths``
     :param step: environment steps of the checkpoint
     """
+    for board in _tensorboards(logger):
+        _forget_after(board, _own_folder(_folder(board), folder, saved), step)
     for output in logger.output_formats:
         if isinstance(output, CSVOutputFormat):
             output.file.flush()
-        elif isinstance(output, TensorBoardOutputFormat):
-            _forget_after(output, step)
     for name, path in _files(logger, env, folder).items():
         if name in saved:
             _truncate(path, saved[name])
@@ -79,9 +81,22 @@ def _truncate(path: Path, lines: int) -> None:
         file.truncate()
 
 
-def _forget_after(output: TensorBoardOutputFormat, step: int) -> None:
-    """Let TensorBoard drop the points after ``step`` that an earlier process wrote."""
+def _tensorboards(logger: Logger) -> list[TensorBoardOutputFormat]:
+    return [output for output in logger.output_formats if isinstance(output, TensorBoardOutputFormat)]
+
+
+def _folder(output: TensorBoardOutputFormat) -> Path:
+    return Path(os.path.realpath(output.writer.log_dir))
+
+
+def _own_folder(opened: Path, folder: Path, saved: dict[str, int]) -> Path:
+    """The run's: SB3 has opened the newest beside it, which may be another run's. A stranger can name no folder elsewhere."""
+    named = [Path(os.path.realpath(folder / name)) for name in saved if name.endswith("/")]
+    return next((one for one in named if one.parent == opened.parent and one.is_dir()), opened)
+
+
+def _forget_after(output: TensorBoardOutputFormat, folder: Path, step: int) -> None:
+    """Go on in ``folder``, and let TensorBoard drop the points after ``step`` that an earlier process wrote there."""
     writer: Any = output.writer
-    folder = writer.log_dir
     writer.close()
-    output.writer = type(writer)(log_dir=folder, purge_step=step + 1)
+    output.writer = type(writer)(log_dir=str(folder), purge_step=step + 1)

@@ -312,7 +312,7 @@ def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any], was_cu
         model._last_original_obs = normalization.get_original_obs()
         model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
     cut(model.replay_buffer, ~at_start)
-    model._last_episode_starts = np.ones_like(at_start)
+    model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
     problems = [_forgotten(name) for name in world.lost(env, saved)]
     if not at_start.all():
         return [*problems, "the episodes that were under way, which are cut here"]

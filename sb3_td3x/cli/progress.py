@@ -33,6 +33,7 @@ class ShowProgress(BaseCallback):
     """
 
     resumable = ("score",)
+    only_shows = True
 
     def __init__(self, console: Console, total: int):
         super().__init__()

@@ -1,5 +1,6 @@
 """``td3x train``: one run, with a live bar, to a folder with scores, models, checkpoints, curve and film."""
 
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def _train(console: Console, run: "Run") -> bool:
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
         console.print(f"stopped at {done}; what was learned is saved. Go on with:", soft_wrap=True)
-        console.print(f"  td3x train --resume {run.folder.path}", soft_wrap=True)
+        console.print(f"  {_resumption(run.folder)}", soft_wrap=True)
     _report(console, run)
     return finished
 
@@ -133,7 +134,13 @@ def _name_unfinished(console: Console, wanted: "Experiment") -> None:
     from sb3_td3x import experiment
 
     if found := experiment.unfinished(wanted):
-        console.print(f"an unfinished run of these settings could go on: td3x train --resume {found[-1].path}", soft_wrap=True)
+        console.print(f"an unfinished run of these settings could go on: {_resumption(found[-1])}", soft_wrap=True)
+
+
+def _resumption(folder: "RunDir") -> str:
+    """The command that goes on with a run; the module of ``module:Name`` is imported only where it is trusted."""
+    trust = ["--trust"] if ":" in folder.env_id else []
+    return shlex.join(["td3x", "train", "--resume", str(folder.path), *trust])
 
 
 def _report(console: Console, run: "Run") -> None:

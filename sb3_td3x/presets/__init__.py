@@ -58,14 +58,14 @@ def names() -> list[str]:
 
 def load(name: str, env_id: str) -> dict[str, Any]:
     """
-    The entry of ``env_id`` in preset ``name``, or the preset's ``default`` entry.
+    The entry of ``env_id`` in preset ``name``, also if that is ``module:name``, or the preset's ``default`` entry.
 
     :raises ValueError: for an unknown preset
     """
     if name not in names():
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}")
     entries = table(name)
-    return dict(entries.get(env_id, entries["default"]))
+    return dict(entries.get(env_id) or entries.get(env_id.rpartition(":")[2]) or entries["default"])
 
 
 def table(name: str) -> dict[str, dict[str, Any]]:

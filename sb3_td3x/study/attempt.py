@@ -48,7 +48,8 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
         return True
     if saved:
         environments.require_registered(run.env)  # the study's file names it, not the run's folder
-        _require_same(run, path)
+        if difference := _difference(run, path):
+            raise ValueError(difference)
     prepared = experiment.resume(RunDir.open(path)) if saved else experiment.prepare(experiment_of(run), path)
     print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
     return experiment.train(prepared)
@@ -78,20 +79,28 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
         try:
             experiment.check(experiment_of(run))
             if Store(folder.run(run) / "checkpoint").checkpoints():
-                _require_same(run, folder.run(run))
+                _require_same(run, folder)
         except ValueError as error:
             raise ValueError(f"{run.setting}, {run.env}: {error}") from error
 
 
-def _require_same(run: StudyRun, path: Path) -> None:
+def _require_same(run: StudyRun, folder: StudyFolder) -> None:
+    if difference := _difference(run, folder.run(run)):
+        table = f" and its table {folder.table(run)}" if folder.is_finished(run) else ""
+        raise ValueError(f"{difference}: take another --out, or remove that folder{table}")
+
+
+def _difference(run: StudyRun, path: Path) -> str | None:
+    """What a run was begun with that is another now; the order of overrides is no difference."""
     begun = Experiment.of_arguments(RunDir.open(path))
-    wanted = replace(experiment_of(run), out=begun.out)
+    begun = replace(begun, overrides=tuple(sorted(begun.overrides)))
+    wanted = experiment_of(run)
+    wanted = replace(wanted, out=begun.out, overrides=tuple(sorted(wanted.overrides)))
     for one in fields(Experiment):
         was, is_now = getattr(begun, one.name), getattr(wanted, one.name)
         if was != is_now:
-            raise ValueError(
-                f"{path} was begun with {one.name} {was}, not {is_now}: take another --out, or remove that folder"
-            )
+            return f"{path} was begun with {one.name} {was}, not {is_now}"
+    return None
 
 
 def _wait_for(folder: Path) -> None:

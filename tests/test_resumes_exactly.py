@@ -273,7 +273,7 @@ class TestCallbacks:
 class TestHistories:
     def test_of_episodes_and_evaluations_may_be_as_long_as_they_become(self, tmp_path):
         env, evaluation = seeded(), EvalCallback(seeded(), eval_freq=100, verbose=0)
-        evaluation.evaluations_results = [[0.0] * 10] * 100_000
+        evaluation.evaluations_results = [[0.0] * 5] * 100_000
         learner = model(env)
         monitor = env.envs[0].env
         monitor.episode_returns, monitor.total_steps = [0.0] * 600_000, 600_000

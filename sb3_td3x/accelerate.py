@@ -325,7 +325,6 @@ class Accelerated(OffPolicyAlgorithm):
     def _update_maker(self) -> update.Update:
         """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
         path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
-        one_of("precision", self.precision, precision.PRECISIONS)
         chosen = (path, self.precision, self.policy)
         if self._maker is None or self._maker[0] != chosen:
             plain = path == "plain"

@@ -10,7 +10,6 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import rule
-from sb3_td3x.settings import one_of
 
 PRIORITIZATIONS = ("lap", "pal")
 INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
@@ -91,11 +90,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 def checked(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
     """
+    :param prioritization: one of ``PRIORITIZATIONS``, or ``None``
     :param buffer_class: of the model's replay buffer
-    :raises ValueError: for another word, ``"lap"`` with a buffer that has no priorities, or one that has them without it
+    :raises ValueError: for ``"lap"`` with a buffer that has no priorities, or one that has them without it
     """
-    if prioritization is not None:
-        one_of("prioritization", prioritization, PRIORITIZATIONS)
     has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
     if prioritization == "lap" and not has_priorities:
         raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}: {INSTEAD}')

@@ -63,10 +63,10 @@ def test_a_window_that_is_switched_off_and_on_again_adds_no_parts_of_episodes():
         def reward(self, reward):
             return 1.0
 
-    algorithm = model(Ones(LineEnv(length=10)), best_actor_window=1, learning_starts=0).learn(15)
+    algorithm = model(Ones(LineEnv(length=10)), best_actor_window=1, learning_starts=0).learn(18)
     assert algorithm.best_actor_return == 10
     algorithm.best_actor_window = None
-    algorithm.learn(11, reset_num_timesteps=False)
+    algorithm.learn(5, reset_num_timesteps=False)
     algorithm.best_actor_window = 1
     algorithm._best.score = -np.inf
     algorithm.learn(20, reset_num_timesteps=False)

@@ -132,6 +132,16 @@ class TestDamaged:
         save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["newer", "replay", "td3x_120_steps", "td3x_80_steps"]
 
+    @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
+    def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_gone_on_with(self, saved, tmp_path, name):
+        folder = self.copy(saved, tmp_path)
+        shutil.copytree(folder / "td3x_80_steps", folder / name)
+        save_run(resume_run(folder, seeded()).learn(120, resume=True), folder, keep_last=1)
+        assert [one.steps for one in Store(folder).checkpoints()] == [120]
+        (folder / "td3x_120_steps").rename(tmp_path / "elsewhere")
+        (folder / name).rename(folder / "td3x_80_steps")
+        assert resume_run(folder, seeded()).num_timesteps == 80
+
     def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)
         os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))

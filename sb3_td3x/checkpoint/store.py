@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SEGMENTS, SEGMENT = "replay", "transitions_"
 """The folder of transitions, and how its files' names begin."""
+NAME = re.compile(r".+_\d+_steps(_again)*")
+"""Of a checkpoint's folder; one that was copied or renamed is its owner's."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,7 @@ class Store:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        found = []
-        for path in self._manifests():
-            try:
-                found.append(Checkpoint(path.parent, _read(path)))
-            except CheckpointError:
-                continue
-        return sorted(found, key=lambda one: one.number)
+        return sorted(_readable(self._manifests()), key=lambda one: one.number)
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
@@ -108,7 +105,7 @@ class Store:
             raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
 
     def _manifests(self) -> Iterator[Path]:
-        return self.folder.glob(f"[!.]*_steps*/{MANIFEST}")
+        return (path for path in self.folder.glob(f"[!.]*/{MANIFEST}") if NAME.fullmatch(path.parent.name))
 
     def _unreadable(self) -> CheckpointError | None:
         """Why a manifest cannot be read: nobody knows then which checkpoint is the newest."""
@@ -167,17 +164,17 @@ class Store:
     def prune(self, keep_last: int) -> None:
         """
         Remove all checkpoints but the newest, damaged ones, which would keep a run from being resumed, then the segments that
-        none of those needs and what is left of checkpoints that were being written or removed. Files of other names stay.
+        no checkpoint needs and what is left of checkpoints that were being written or removed. Files of other names stay,
+        among them the owner's copies of checkpoints, and so does what they need.
         """
-        every = self.checkpoints()
-        kept = every[-keep_last:]
-        needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
         with files.explained(self.folder):
-            for old in every[:-keep_last]:
+            for old in self.checkpoints()[:-keep_last]:
                 files.remove(old.path)
             for path in self._manifests():
                 if _unsealed(path) is None:  # not one of a newer format, which is whole
                     files.remove(path.parent)
+            kept = _readable(self.folder.glob(f"*/{MANIFEST}"))
+            needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
             for path in self.segments.iterdir():
                 if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:
                     path.unlink(missing_ok=True)
@@ -218,6 +215,16 @@ def _read(path: Path) -> dict[str, Any]:
     if outside := [name for name in (*manifest["files"], *segments) if Path(name).name != name]:
         raise CheckpointError(path, f"names a file outside its folder: {outside[0]!r}")
     return manifest
+
+
+def _readable(manifests: Iterable[Path]) -> list[Checkpoint]:
+    found = []
+    for path in manifests:
+        try:
+            found.append(Checkpoint(path.parent, _read(path)))
+        except CheckpointError:
+            continue
+    return found
 
 
 def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:

@@ -13,6 +13,7 @@ from results import ACTORS, AVERAGES, RETURNS, VALUES, read
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
+    ("td3x", "nstep3"): ("TD3X, returns of three steps", "#e0a030"),
     ("td3x", "q25-tau0.02"): ("TD3X, constant learning rate", "#5fb0d0"),
     ("td3x", "scalar-compiled"): ("TD3X, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),

@@ -142,6 +142,11 @@ class TestDamaged:
         (folder / name).rename(folder / "td3x_80_steps")
         assert resume_run(folder, seeded()).num_timesteps == 80
 
+    @pytest.mark.parametrize("prefix", ["", "a b_80_steps"])
+    def test_whatever_the_prefix_is_checkpoints_are_found_and_old_ones_removed(self, tmp_path, prefix):
+        model(seeded(), seed=1).learn(60, TD3XCheckpointCallback(20, tmp_path, name_prefix=prefix, keep_last=1))
+        assert [one.path.name for one in Store(tmp_path).checkpoints()] == [f"{prefix}_60_steps"]
+
     def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)
         os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))

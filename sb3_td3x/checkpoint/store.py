@@ -20,7 +20,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SEGMENTS, SEGMENT = "replay", "transitions_"
 """The folder of transitions, and how its files' names begin."""
-NAME = re.compile(r".+_\d+_steps(_again)*")
+NAME = re.compile(r".*_\d+_steps(_again)*", re.DOTALL)
 """Of a checkpoint's folder; one that was copied or renamed is its owner's."""
 
 

@@ -173,7 +173,7 @@ class Store:
             for path in self._manifests():
                 if _unsealed(path) is None:  # not one of a newer format, which is whole
                     files.remove(path.parent)
-            kept = _readable(self.folder.glob(f"*/{MANIFEST}"))
+            kept = _readable(self.folder.glob(f"[!.]*/{MANIFEST}"))
             needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
             for path in self.segments.iterdir():
                 if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:

@@ -105,7 +105,7 @@ class FastUpdate:
 
     :param policy: changed in place, and the states of its optimisers with it
     :param path: ``"compiled"`` or ``"cudagraph"``
-    :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
     :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
     :param announce: called with a line of text before the first program is made, and on falling back
     :raises CannotAccelerate: at the first update, if no program can be made of the policy
@@ -115,14 +115,14 @@ class FastUpdate:
         self,
         policy: TD3Policy,
         path: str,
-        numbers: str = "fp32",
+        products: str = "fp32",
         falls_back: bool = False,
         announce: Callable[[str], None] = lambda _: None,
     ):
-        self.policy, self.path, self.numbers, self.announce = policy, path, numbers, announce
+        self.policy, self.path, self.products, self.announce = policy, path, products, announce
         self.kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "default"
         self.falls_back, self._declined = falls_back, False
-        self.plain = update.PlainUpdate(policy, numbers)
+        self.plain = update.PlainUpdate(policy, products)
         self.last_good = 0
         self.programs_made = 0
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -217,7 +217,7 @@ class FastUpdate:
         if not self._programs:
             once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
-        recorded = RecordableUpdate(self.policy, self.numbers, self._state, batch, with_actor, settings)
+        recorded = RecordableUpdate(self.policy, self.products, self._state, batch, with_actor, settings)
         with generators_kept(self.policy.device):
             try:
                 program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)

@@ -18,7 +18,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_td3x import files, policies, prioritized, settings
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.exploration import Exploring
-from sb3_td3x.replay import AUTOMATIC_CLASSES, check_fits, cut, stored_transitions
+from sb3_td3x.replay import AUTOMATIC_CLASSES, can_sample, check_fits, cut, stored_transitions
 from sb3_td3x.serialization import fields, modelfile, parameters
 from sb3_td3x.serialization.pickled import read_buffer
 
@@ -33,7 +33,7 @@ class Loadable(Exploring):
     n_quantiles: int
     prioritization: Literal["lap", "pal"] | None = None
     _replay_buffer_is_automatic: bool | None = False  # `None` for a zip that does not say
-    _is_refilling = False  # while the replay buffer of a model loaded without it holds too little to train on
+    _is_refilling = False  # while the replay buffer holds too little to train on, as after loading a model without it
     _loading = False  # while `load` rebuilds a model: its seed has been used already
 
     def _seed_noise(self, seed: int | None) -> None:
@@ -199,8 +199,9 @@ class Loadable(Exploring):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         result = super()._setup_learn(*args, **kwargs)
-        # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition
-        self._is_refilling = self.num_timesteps > 0
+        # A model loaded without its buffer goes on past `learning_starts`, where SB3 would train on one transition. And a
+        # number of steps that nobody has asked for may end before the first episode does, which hindsight replay waits for
+        self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == settings.AUTO
         if self._must_refill() and self.num_timesteps >= int(self.learning_starts):
             self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
         return result
@@ -212,7 +213,8 @@ class Loadable(Exploring):
 
     def _must_refill(self) -> bool:
         if self._is_refilling:
-            self._is_refilling = stored_transitions(self.replay_buffer) < self._updates_start_at()
+            too_few = stored_transitions(self.replay_buffer) < self._updates_start_at()
+            self._is_refilling = too_few or not can_sample(self.replay_buffer)
         return self._is_refilling
 
     def _choose_replay_buffer_class(self) -> None:

@@ -26,13 +26,13 @@ WORTHWHILE, ACCURATE = 1.2, 1e-6
 
 
 @contextmanager
-def hidden_products(network: nn.Module, numbers: str) -> Iterator[None]:
+def hidden_products(network: nn.Module, products: str) -> Iterator[None]:
     """
-    Inside, ``network`` multiplies its hidden layers' matrices in ``numbers``; the result of each product is float32.
+    Inside, ``network`` multiplies its hidden layers' matrices in this precision; the result of each product is float32.
 
     :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except a critic's
         last, however many quantiles it has
-    :param numbers: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
+    :param products: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
         forward and backward. Weights, optimiser and losses stay float32
     """
     outputs = [
@@ -41,7 +41,7 @@ def hidden_products(network: nn.Module, numbers: str) -> Iterator[None]:
     layers = [
         module
         for module in network.modules()
-        if numbers == "bf16"
+        if products == "bf16"
         and type(module) is nn.Linear
         and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
         and not any(module is output for output in outputs)

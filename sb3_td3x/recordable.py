@@ -118,13 +118,13 @@ class RecordableUpdate:
     def __init__(
         self,
         policy: TD3Policy,
-        numbers: str,
+        products: str,
         state: State,
         batch: ReplayBufferSamples,
         with_actor: bool,
         settings: UpdateSettings,
     ):
-        self.policy, self.numbers, self.state, self.batch = policy, numbers, state, batch
+        self.policy, self.products, self.state, self.batch = policy, products, state, batch
         self.with_actor, self.settings = with_actor, settings
 
     def step(self, *inputs: th.Tensor) -> list[th.Tensor]:
@@ -137,7 +137,7 @@ class RecordableUpdate:
         trained: Trained = {name: [] for name in NETWORKS}
         for (name, parameter), state in self.state.moments.items():
             trained[name].append((stand_ins[id(parameter)], {key: next(rest) for key in state}))
-        with th.enable_grad(), precision.hidden_products(self.policy, self.numbers), exchanged(self.policy, stand_ins):
+        with th.enable_grad(), precision.hidden_products(self.policy, self.products), exchanged(self.policy, stand_ins):
             losses, fault = self._update(trained, *others)
         with th.no_grad():
             is_kept = fault == 0

@@ -62,13 +62,17 @@ def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
     looks_ahead = buffer.optimize_memory_usage or isinstance(buffer, (HerReplayBuffer, NStepReplayBuffer))
     if not looks_ahead or buffer.size() == 0:
         return
-    is_cut = (buffer.dones[buffer.pos - 1] == 0) & (True if envs is None else envs)
-    if isinstance(buffer, HerReplayBuffer):
+    if isinstance(buffer, HerReplayBuffer):  # which knows itself where an episode is open
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an episode that might go on
             buffer.truncate_last_trajectory()
-    elif buffer.optimize_memory_usage:
-        buffer.dones[buffer.pos - 1, is_cut] = 1  # the next observation will be another episode's (SB3 issue #46)
+        return
+    is_open = buffer.dones[buffer.pos - 1] == 0
+    is_cut = is_open if envs is None else is_open & envs
+    if not buffer.handle_timeout_termination:
+        # As this buffer stores time limits: its `timeouts` are not read, or never written again. With
+        # `optimize_memory_usage` the next observation will be another episode's (SB3 issue #46)
+        buffer.dones[buffer.pos - 1, is_cut] = 1
     else:
         buffer.timeouts[buffer.pos - 1, is_cut] = 1
 
@@ -181,6 +185,18 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
     ):
         if saved != wanted:
             raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
+
+
+def require_as_built(name: str, value: Any, built_with: Any) -> None:
+    """
+    :param name: a setting that the replay buffer was built with
+    :raises ValueError: for another value
+    """
+    if value != built_with:
+        raise ValueError(
+            f"{name} is for the constructor and for load: the replay buffer was built with {built_with!r} and does not "
+            f"follow {name}={value!r}"
+        )
 
 
 def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:

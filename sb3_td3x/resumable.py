@@ -71,7 +71,8 @@ class Resumable(OffPolicyAlgorithm):
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-        self._last_episode_starts = dones  # SB3 keeps it for on-policy algorithms only
+        # SB3 keeps it for on-policy algorithms only; a copy, as some environments write into one array at every step
+        self._last_episode_starts = np.array(dones)
         self._is_stored = True
 
     def _setup_learn(

@@ -60,7 +60,7 @@ def real(name: str, value: Any) -> float:
     """``value`` as a finite ``float``; raises ``ValueError`` for anything else."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, (str, bool)) or not math.isfinite(number):
         raise ValueError(f"{name} must be a finite number, not {value!r}")
@@ -92,11 +92,11 @@ def checked_drop(drop: Any, n_quantiles: int) -> int:
 
 
 def checked_train_freq(name: str, value: Any) -> Any:
-    """``train_freq`` as SB3 takes it: a whole number, or a pair of one and its unit (SB3's ``TrainFreq`` is a pair)."""
-    if not isinstance(value, tuple):
+    """``train_freq`` as SB3 takes it: a whole number, or a pair of one and its unit, which YAML writes as a list."""
+    if not isinstance(value, (tuple, list)):
         return whole(name, value, minimum=1)
-    if len(value) != 2:
-        raise ValueError(f"{name} must be a number or a (number, unit) pair, not {value!r}")
+    if len(value) != 2 or getattr(value[1], "value", value[1]) not in ("step", "episode"):  # SB3 makes an Enum of it
+        raise ValueError(f'{name} must be a number or a pair like (1, "step") or (1, "episode"), not {value!r}')
     pair = whole(name, value[0], minimum=1), value[1]
     return value._make(pair) if hasattr(value, "_make") else pair
 

@@ -1,7 +1,6 @@
 """The algorithm: SB3's off-policy loop around the update of ``update.py``."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -17,27 +16,21 @@ from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import policies, prioritized, replay, settings
-from sb3_td3x.accelerate import PATHS, Accelerated, choose
+from sb3_td3x.accelerate import Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
+from sb3_td3x.edits import Editable
 from sb3_td3x.exploration import LearningStarts, check_action_bounds
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
-from sb3_td3x.precision import PRECISIONS
 from sb3_td3x.resumable import Resumable, explained_deaths
 from sb3_td3x.serialization import fields, modelfile
 from sb3_td3x.update import UpdateSettings
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **settings.CHECKS,
-    "accelerate": partial(settings.one_of, choices=PATHS),
-    "precision": partial(settings.one_of, choices=PRECISIONS),
-    "prioritization": partial(settings.one_of, choices=(None, *prioritized.PRIORITIZATIONS)),
-}
 
 
 # Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
-class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
+class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -190,17 +183,6 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             self._setup_model()
             choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A setting is checked in the line that sets it, and takes effect from the next update on."""
-        value = CHECKS[name](name, value) if name in CHECKS else value
-        if name == "n_quantiles" and "policy" in self.__dict__:
-            policies.require_quantiles(self.policy, value)
-        if name == "n_steps" and self.__dict__.get("replay_buffer") is not None and value != self.n_steps:
-            replay.require_n_steps(self.replay_buffer, value)
-        super().__setattr__(name, value)
-        if name == "learning_rate" and "lr_schedule" in self.__dict__:
-            self._setup_lr_schedule()  # which SB3 does when it builds the model, and never again
-
     # The networks are looked up, not kept: they stay right when the policy is replaced
     @property
     def actor(self) -> Actor:  # type: ignore[override]
@@ -220,8 +202,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
 
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
-        for name in CHECKS:
-            setattr(self, name, getattr(self, name))  # checked, because `load` fills `__dict__`
+        self._check_settings()
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
         self._choose_quantiles()
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
@@ -327,7 +308,7 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)
         self._set_learning_rates()
-        if self._replay_buffer_is_automatic and isinstance(self.replay_buffer, NStepReplayBuffer):
+        if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
         rule_settings = self._rule_settings()
         update, losses = self._update_maker(), []
@@ -360,10 +341,11 @@ class TD3X(Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
         )
 
     def _set_learning_rates(self) -> None:
+        settings.checked_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         if self.qf_learning_rate is not None:
             schedule = FloatSchedule(self.qf_learning_rate)
-            rate = schedule(self._current_progress_remaining)
+            rate = settings.checked_rate("qf_learning_rate", schedule(self._current_progress_remaining))
             update_learning_rate(self.critic.optimizer, rate)
             self.logger.record("train/qf_learning_rate", rate)
 

@@ -187,17 +187,17 @@ class PlainUpdate:
     Updates operation by operation, with the policy's own optimisers of whatever class.
 
     :param policy: changed in place
-    :param numbers: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
     """
 
-    def __init__(self, policy: TD3Policy, numbers: str = "fp32"):
-        self.policy, self.numbers = policy, numbers
+    def __init__(self, policy: TD3Policy, products: str = "fp32"):
+        self.policy, self.products = policy, products
         self.last_good = 0
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
         self._has_buffers = any(True for _ in self.policy.buffers())
-        with precision.hidden_products(self.policy, self.numbers):
+        with precision.hidden_products(self.policy, self.products):
             yield
 
     def __call__(

@@ -13,8 +13,8 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
     "version", "errors", "files", "lock", "signals", "settings", "generators", "rule", "critics", "observations", "precision",
-    "exploration", "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "overlap",
-    "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
+    "exploration", "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "edits",
+    "overlap", "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
     "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing", "report",
     "hub", "speed", "study", "cli", "zoo", "__main__",
 ]  # fmt: skip

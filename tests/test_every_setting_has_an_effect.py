@@ -86,7 +86,7 @@ def test_learning_rate_follows_its_schedule():
 @pytest.mark.parametrize("name", sorted(settings.WHOLE_WITH_MINIMUM))
 def test_whole_numbers_below_their_minimum_fractions_and_text_are_refused(name):
     minimum = settings.WHOLE_WITH_MINIMUM[name]
-    for bad in (minimum - 1, minimum + 0.5, math.nan, math.inf, "many"):
+    for bad in (minimum - 1, minimum + 0.5, math.nan, math.inf, 10**400, "many"):
         with pytest.raises(ValueError, match=name):
             model(**{name: bad})
 
@@ -131,22 +131,58 @@ def test_there_are_as_many_updates_per_step_as_asked_for(gradient_steps, updates
     assert model(gradient_steps=gradient_steps, learning_starts=10).learn(40)._n_updates == updates
 
 
-@pytest.mark.parametrize("train_freq", [0, 1.5, (1, "day"), (1, "step", 3), (0, "episode")])
+@pytest.mark.parametrize("train_freq", [0, 1.5, (1, "day"), (1, "step", 3), (0, "episode"), [1, 2]])
 def test_a_train_freq_that_cannot_be_is_refused(train_freq):
     with pytest.raises(ValueError, match="train_freq"):
         model(train_freq=train_freq)
+    algorithm = model()
+    before = algorithm.train_freq
+    with pytest.raises(ValueError, match="train_freq"):
+        algorithm.train_freq = train_freq
+    assert algorithm.train_freq == before
 
 
-def test_a_train_freq_set_on_a_model_is_that_of_the_next_run():
+@pytest.mark.parametrize("train_freq", [4, (4, "step"), [4, "step"]])
+def test_a_train_freq_set_on_a_model_is_that_of_the_next_run(train_freq):
     algorithm = model(gradient_steps=1).learn(40)
-    algorithm.train_freq = 4
+    algorithm.train_freq = train_freq
     assert algorithm.learn(40)._n_updates == 30 + 8  # after steps 12, 16, ..., 40: the warm-up takes 10
+    assert model(train_freq=train_freq).learn(40)._n_updates == 8
+
+
+def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout():
+    """SB3 stops with an error about an int without a frequency."""
+
+    def halve(local, _):
+        if local["self"].num_timesteps == 20:
+            local["self"].train_freq = 2
+        return True
+
+    assert model(gradient_steps=1).learn(40, halve)._n_updates == 10 + 10
+
+
+def test_dropping_all_quantiles_is_refused_where_it_is_set():
+    algorithm = model(n_quantiles=5)
+    with pytest.raises(ValueError, match=r"top_quantiles_to_drop_per_net \(5"):
+        algorithm.top_quantiles_to_drop_per_net = 5
+    algorithm.top_quantiles_to_drop_per_net = 4
+    algorithm.learn(20)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])
+@pytest.mark.parametrize("bad", [math.nan, -1e-3])
+def test_a_schedule_that_gives_nonsense_stops_the_run_with_its_weights(name, bad):
+    algorithm = model(**{name: lambda progress: 1e-3 if progress > 0.5 else bad})
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        algorithm.learn(40)
+    assert algorithm._n_updates == 9  # steps 11 to 19
+    assert all(value.isfinite().all() for value in weights(algorithm).values())
 
 
 NONSENSE = {
     "train_freq": 0, "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
     "overlap": "yes", "precision": "fp16", "accelerate": "fast", "prioritization": "per", "predict_with": "worst",
-    "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7,
+    "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7, "buffer_size": 10, "optimize_memory_usage": True,
 }  # fmt: skip
 
 
@@ -166,7 +202,9 @@ def test_n_steps_are_refused_where_the_replay_buffer_has_none(buffer_class):
     with pytest.raises(ValueError, match=f"{buffer_class.__name__} gives 1-step returns, n_steps=3 is not for it"):
         model(n_steps=3, replay_buffer_class=buffer_class)
     given = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.9}}
-    assert model(**given).replay_buffer.n_steps == 3  # as SB3 takes it
+    algorithm = model(gamma=0.5, **given).learn(20)
+    assert algorithm.replay_buffer.n_steps == 3  # as SB3 takes it
+    assert algorithm.replay_buffer.gamma == 0.5  # a return has one discount, the model's
 
 
 def test_a_learning_rate_set_on_a_model_is_that_of_the_next_update():

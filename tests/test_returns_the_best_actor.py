@@ -110,6 +110,18 @@ def test_it_is_the_slow_twins_choice(window, n_envs):
         assert largest_difference(states(algorithm.actor), actor) > 0
 
 
+def test_environments_that_write_into_the_same_array_at_every_step_are_understood():
+    class Reusing(DummyVecEnv):
+        def step_wait(self):
+            observations, rewards, dones, infos = super().step_wait()
+            self.dones = getattr(self, "dones", dones)
+            self.dones[:] = dones
+            return observations, rewards, self.dones, infos
+
+    found, expected = (trained(cls([lambda: Monitor(LineEnv())])).best_actor_return for cls in (Reusing, DummyVecEnv))
+    assert found == expected
+
+
 def test_of_equal_windows_the_later_is_kept_and_a_worse_one_is_not():
     best, policy = BestActor(1), model().policy
 

@@ -268,6 +268,16 @@ class TestAnEpisodeThatDoesNotGoOn:
         assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
         assert batch.dones.flatten().tolist() == [0, 0, 0]  # as a time limit: the value of what comes next counts
 
+    def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, go_on):
+        """A buffer that handles no time limits never writes its ``timeouts`` again."""
+        kwargs = {"handle_timeout_termination": False}
+        algorithm = go_on(model(CountingEnv(), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15))
+        assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15
+        algorithm.learn(20, reset_num_timesteps=False)
+        rewards = algorithm.replay_buffer.rewards[:, 0]
+        summed = algorithm.replay_buffer._get_samples(np.array([13])).rewards.item()
+        assert summed == rewards[13] + rewards[14] + rewards[15]
+
     def test_gives_no_goals_to_the_next_one(self, go_on):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
@@ -310,6 +320,29 @@ class TestAnEpisodeThatDoesNotGoOn:
         rewards = algorithm.replay_buffer.sample(500).rewards
         assert (rewards == -7).any()
         assert not (rewards == 0).any()
+
+    @pytest.mark.parametrize("learning_starts", [25, 60])
+    def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts, tmp_path):
+        """SB3 stops with an error if no episode has ended when training begins."""
+
+        class LongGoalEnv(CountingGoalEnv):
+            def __init__(self):
+                super().__init__()
+                self.length = 61
+
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
+        model(CountingGoalEnv(), **settings, learning_starts=learning_starts).learn(30).save(tmp_path / "model")
+        algorithm = TD3X.load(tmp_path / "model", env=LongGoalEnv())
+        updates = algorithm._n_updates
+        assert algorithm.learn(60, reset_num_timesteps=False)._n_updates == updates
+        assert algorithm.learn(10, reset_num_timesteps=False)._n_updates == updates + 10
+
+    def test_a_warm_up_that_nobody_asked_for_ends_with_an_episode(self):
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
+        env = DummyVecEnv([CountingGoalEnv] * 8)  # 100 steps are 12 of each, an episode is 20
+        assert model(env, **settings, learning_starts="auto").learn(240)._n_updates == 11
+        with pytest.raises(RuntimeError, match="first episode"):
+            model(env, **settings, learning_starts=100).learn(240)
 
     def test_goes_on_where_it_goes_on(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)

@@ -1,5 +1,6 @@
 """Learning curves as pictures."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -18,6 +19,8 @@ COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#1
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
+LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
+"""Room for a legend: letters of its size, and how many of them the line and the space of an entry take."""
 """Of the interquartile mean, which is bootstrapped anew at each."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
@@ -296,11 +299,15 @@ def _explain(picture: Figure, scores: Sequence[Scores], colours: dict[str, str],
     for one in scores:
         groups[one.label, one.env_id] += 1
     handles = []
+    room = int(picture.get_figwidth() * LEGEND_LETTERS_PER_INCH) - LEGEND_GAP
     for label, colour in colours.items():
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
-        handles.append(matplotlib.lines.Line2D([], [], color=colour, linewidth=2.4, label=label + number))
-    picture.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), handlelength=1.4, borderpad=0.1)
+        label = textwrap.fill(label + number, room)
+        handles.append(matplotlib.lines.Line2D([], [], color=colour, linewidth=2.4, label=label))
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
+    picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
     caption = "\n".join([*bands, *notes])
     picture.supxlabel(caption, fontsize=7.5, color=matplotlib.rcParams["axes.labelcolor"], x=0.012, ha="left", linespacing=1.4)

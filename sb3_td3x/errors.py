@@ -8,7 +8,7 @@ class NonFiniteError(ValueError):
     A NaN or an infinity came from the environment or arose in an update.
 
     The replay buffer holds no such value, and no optimiser step was made with it: the weights are those of the last
-    good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are spoilt then, and it
+    good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are put back, and it
     clips an infinite terminal observation to a finite one, which passes.
 
     :param tensor: what holds the value, for example ``"reward"`` or ``"critic loss"``

@@ -13,7 +13,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x import environments, presets
+from sb3_td3x import environments, files, presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
@@ -283,15 +283,19 @@ def train(
             with stopping_on_signal(checkpoint.save_and_stop):
                 every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
                 run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
-        except BaseException:
-            save_last()  # as at the end
+        except BaseException as error:
+            try:
+                save_last()  # as at the end
+            except Exception as failed:
+                raise error from failed  # what ended the run is what its owner needs to know
             raise
     return run.model.num_timesteps >= run.total
 
 
 def _save_last(run: Run) -> None:
     run.lock.require_ours()
-    run.model.save(run.folder.last_model)
+    with files.explained(run.folder.last_model):
+        run.model.save(run.folder.last_model)
     save_normalization(run.model, run.folder.normalization)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import files
+from sb3_td3x.scores import score_text
 from sb3_td3x.td3x import TD3X
 
 
@@ -19,7 +20,8 @@ class Filmed(NamedTuple):
     is_whole: bool
 
     def __str__(self) -> str:
-        return f"{'one episode' if self.is_whole else f'the first {self.steps:,} steps of one'}, return {self.total:.0f}"
+        what = "one episode" if self.is_whole else f"the first {self.steps:,} steps of one"
+        return f"{what}, return {score_text(self.total)}"
 
 
 def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 2000) -> Filmed:

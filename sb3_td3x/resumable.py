@@ -117,6 +117,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
         if not dead:
             raise
+        innermost.waiting = False  # `close` would wait for answers that are read already or will not come
         codes = ", ".join(map(str, dead.values()))
         how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
         raise EnvironmentDiedError(list(dead), how) from error

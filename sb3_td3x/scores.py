@@ -44,7 +44,7 @@ class Scores:
 
 def read(paths: Iterable[Path]) -> list[Scores]:
     """
-    The scores of all runs in some places; a place that is named twice counts once.
+    The scores of all runs in some places; a place that is named twice counts once, and a copy of a run not at all.
 
     :param paths: run folders, folders of ``td3x study``, tables of scores as a study writes them, or folders of tables
     :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
@@ -54,7 +54,26 @@ def read(paths: Iterable[Path]) -> list[Scores]:
         for source in _sources(path):
             if source.resolve() not in found:
                 found[source.resolve()] = of_table(source) if source.is_file() else [of_run(RunDir.open(source))]
-    return _told_apart([scores for group in found.values() for scores in group])
+    return _told_apart(_without_copies(scores for group in found.values() for scores in group))
+
+
+def score_text(score: float) -> str:
+    """A return for people: whole, and with three digits where it is small."""
+    return f"{score:.0f}" if abs(score) >= 100 else f"{score:.3g}"
+
+
+def _without_copies(runs: Iterable[Scores]) -> list[Scores]:
+    """A copied folder, or a run beside its lines in a study's table, is not another seed."""
+    kept: list[Scores] = []
+    for one in runs:
+        if not any(_is_copy(one, other) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _is_copy(one: Scores, other: Scores) -> bool:
+    same_run = (one.label, one.env_id, one.seed) == (other.label, other.env_id, other.seed)
+    return same_run and np.array_equal(one.steps, other.steps) and np.allclose(one.mean, other.mean, rtol=1e-6, atol=0)
 
 
 def _told_apart(runs: list[Scores]) -> list[Scores]:

@@ -15,11 +15,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, experiment, files, lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
-from sb3_td3x.errors import UntrustedModelError
+from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
-from tests.commands import FAST, called, start, td3x
+from tests.commands import FAST, called, prepared, start, td3x
 from tests.resuming import seeded
 from tests.tools import LineEnv, weights
 
@@ -177,6 +177,23 @@ class TestFinished:
         assert experiment.train(run)
         assert run.folder.scores()[0].tolist() == [200, 300]
         assert len(folder.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
+
+
+def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_path, monkeypatch):
+    run = prepared(tmp_path, "Pendulum-v1", steps=300)
+
+    def fill_the_disk(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(*_, **__):
+        monkeypatch.setattr(type(run.model), "save", fill_the_disk)
+        raise NonFiniteError("reward", "environment step 1")
+
+    monkeypatch.setattr(run.model, "learn", fail)
+    with pytest.raises(NonFiniteError) as raised:
+        experiment.train(run)
+    assert isinstance(raised.value.__cause__, CheckpointError)
+    assert str(run.folder.last_model) in str(raised.value.__cause__)
 
 
 class TestUnreadable:

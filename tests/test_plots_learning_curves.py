@@ -25,6 +25,18 @@ class TestReading:
         assert (one.steps.tolist(), one.mean.tolist(), one.seconds.tolist()) == ([100, 200, 300], [1, 3, 5], [2, 4, 6])
         assert [found.seed for found in scores.read([tmp_path, second])] == [0, 1]  # named twice, counts once
 
+    def test_a_copy_of_a_run_is_not_another_seed(self, tmp_path):
+        first, copy = table(tmp_path / "a.csv"), table(tmp_path / "copy.csv", values=(1 + 1e-9, 3, 5))
+        assert len(scores.read([first, copy])) == 1
+        assert len(scores.read([first, table(tmp_path / "other.csv", values=(1, 3, 6))])) == 2
+        assert len(scores.read([first, table(tmp_path / "longer.csv", values=(1, 3, 5, 7))])) == 2
+
+    @pytest.mark.parametrize(
+        ("score", "text"), [(-0.0146, "-0.0146"), (0.0, "0"), (93.46, "93.5"), (-145.4, "-145"), (2785.6, "2786")]
+    )
+    def test_small_scores_keep_their_digits(self, score, text):
+        assert scores.score_text(score) == text
+
     def test_a_tables_lines_may_be_in_any_order(self, tmp_path):
         both = table(tmp_path / "a.csv").read_text(), table(tmp_path / "b.csv", seed=1).read_text().partition("\n")[2]
         head, *lines = "".join(both).splitlines()
@@ -108,6 +120,18 @@ class TestCurves:
         assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time (seconds)"]
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
+
+    @pytest.mark.parametrize("letters", [4, 20, 45, 200])
+    def test_a_legend_is_whole(self, letters, tmp_path):
+        for number in range(5):
+            table(tmp_path / f"{number}.csv", setting=f"{number}" + " =256" * (letters // 5))
+        picture = curves.figure(scores.read([tmp_path]))
+        picture.draw_without_rendering()
+        (legend,) = picture.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= picture.bbox.x1
+        assert box.y1 <= picture.bbox.y1
 
     def test_are_written_over_both_axes(self, tmp_path, capfd, monkeypatch):
         code, _ = called(monkeypatch, capfd, "plot", table(tmp_path / "a.csv"), "--x", "both", "--out", tmp_path / "c.png")

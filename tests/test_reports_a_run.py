@@ -89,6 +89,7 @@ class TestContent:
         titles = [title for title, *_ in report.CHARTS if title not in ("Success rate",)]
         text = Parts(page).text
         assert not [title for title in titles if title not in text]
+        assert "built-in" not in page
 
     def test_pictures_and_film_are_in_the_page(self, page):
         urls = Parts(page).urls()

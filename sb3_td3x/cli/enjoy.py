@@ -19,12 +19,13 @@ def command(
     """Watch a run's best model: in a window where there is a display, otherwise as a film."""
     from sb3_td3x import playing
     from sb3_td3x.rundir import RunDir
+    from sb3_td3x.scores import score_text
 
     console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)
     if video is None and has_display():
         for score in playing.show(folder, episodes, seed, trust):
-            console.print(f"return {score:.0f}")
+            console.print(f"return {score_text(score)}")
         return
     out = video or folder.film
     if video is None:

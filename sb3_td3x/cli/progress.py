@@ -8,6 +8,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.logger import SeqWriter
 
+from sb3_td3x.scores import score_text
+
 REFRESH_SECONDS = 0.2
 
 
@@ -84,7 +86,7 @@ class ShowProgress(BaseCallback):
         return (self.model.num_timesteps - self.steps_before) / max(now - self.started, 1e-9)
 
     def show_evaluation(self, evaluation: EvalCallback) -> None:
-        self.score = f"{evaluation.last_mean_reward:.0f}, best {evaluation.best_mean_reward:.0f}"
+        self.score = f"{score_text(evaluation.last_mean_reward)}, best {score_text(evaluation.best_mean_reward)}"
         if not self.console.is_terminal:
             rate = self._rate(time.perf_counter())
             line = f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s"

@@ -144,12 +144,14 @@ def _resumption(folder: "RunDir") -> str:
 
 
 def _report(console: Console, run: "Run") -> None:
+    from sb3_td3x.scores import score_text
+
     folder = run.folder
     if folder.evaluations.exists():
         steps, results = folder.scores()
         means = results.mean(axis=1)
         best = means.argmax()
-        console.print(f"best score {means[best]:.0f} at {steps[best]:,} steps, last {means[-1]:.0f}")
+        console.print(f"best score {score_text(means[best])} at {steps[best]:,} steps, last {score_text(means[-1])}")
     kept = (folder.best_model, folder.last_model, folder.curve, folder.evaluations)
     console.print("\n".join(f"  {path}" for path in kept if path.exists()), soft_wrap=True)
 

@@ -42,12 +42,11 @@ class Editable(OffPolicyAlgorithm):
             PREPARED[name](self)
 
     def _require_follows(self, name: str, value: Any) -> None:
+        """What the networks and the replay buffer were built with stays as it is."""
         if name == "n_quantiles":
             policies.require_quantiles(self.policy, value)
         elif name == "top_quantiles_to_drop_per_net":
             settings.checked_drop(value, self.n_quantiles)
-        elif self.replay_buffer is None:  # it may be dropped to free its memory
-            return
         elif name == "n_steps" and value != self.n_steps:
             replay.require_n_steps(self.replay_buffer, value)
         elif name in ("buffer_size", "optimize_memory_usage"):

@@ -19,9 +19,9 @@ COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#1
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
+"""Of the interquartile mean, which is bootstrapped anew at each."""
 LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
 """Room for a legend: letters of its size, and how many of them the line and the space of an entry take."""
-"""Of the interquartile mean, which is bootstrapped anew at each."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 

@@ -21,7 +21,7 @@ from sb3_td3x import files, presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
-from sb3_td3x.scores import Scores, csv_lines, of_run
+from sb3_td3x.scores import Scores, csv_lines, of_run, score_text
 
 MOST_FILM = 40_000_000
 """Bytes of the largest film that is taken."""
@@ -151,8 +151,8 @@ def _facts(
     if scores is not None:
         done = max(done, int(scores.steps[-1]))
         best = int(scores.mean.argmax())
-        facts.append(("best score", _score(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"))
-        facts.append(("last score", _score(scores.mean[-1]), f"± {_score(scores.spread[-1])} over its episodes"))
+        facts.append(("best score", score_text(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"))
+        facts.append(("last score", score_text(scores.mean[-1]), f"± {score_text(scores.spread[-1])} over its episodes"))
     total = config.get("n_timesteps")
     planned = float(total) if isinstance(total, (int, float)) and math.isfinite(total) else 0.0
     state = "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
@@ -163,11 +163,6 @@ def _facts(
     if seconds:
         facts.append(("time", _duration(seconds), f"{done / seconds:,.0f} steps per second, evaluations included"))
     return facts
-
-
-def _score(value: float) -> str:
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f}"
 
 
 def _last(values: np.ndarray) -> float | None:

@@ -1,6 +1,7 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
@@ -278,6 +279,9 @@ def train(
     save_last = partial(_save_last, run)
     save_freq = max(run.experiment.save_freq // n_envs, 1)
     checkpoint = TD3XCheckpointCallback(save_freq, run.folder.checkpoints, lock=run.lock)
+    if run.model.learning_starts >= run.total:
+        begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
+        warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with run.resources:
         try:
             with stopping_on_signal(checkpoint.save_and_stop):

@@ -41,7 +41,8 @@ def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 2000) -> Filmed
 def _write(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> Filmed:
     fps = env.unwrapped.metadata.get("render_fps") or 30  # SB3's wrappers around it may have other metadata
     total, steps, is_whole = 0.0, 0, False
-    with imageio.get_writer(path, fps=fps, macro_block_size=16) as writer:
+    # Sides have to be even for H.264; imageio's own choice of 16 would resample most pictures
+    with imageio.get_writer(path, fps=fps, macro_block_size=2) as writer:
         observation = env.reset()
         while steps < max_steps and not is_whole:
             frame = env.render()

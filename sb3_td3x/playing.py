@@ -1,5 +1,7 @@
 """A finished run's model at work: scored, filmed, shown."""
 
+import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,10 +82,14 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust:
     :param trust: run the code that the run's files may hold
     :raises ValueError: if there is nothing to film with or the environment cannot draw itself
     """
+    if out.suffix != ".mp4":
+        raise ValueError(f"a film is written as .mp4, not as {out.name}")
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
         raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
     from sb3_td3x.film import record
 
+    if not has_display():  # SDL, which draws Gymnasium's own tasks, would look for one and print an error
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     env = None
     try:
         env = open_evaluation_env(folder, seed, "rgb_array", trust)
@@ -95,6 +101,11 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust:
     finally:
         if env is not None:
             env.close()
+
+
+def has_display() -> bool:
+    """Whether a window can be opened here."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def show(folder: RunDir, episodes: int, seed: int, trust: bool = False) -> Iterator[float]:

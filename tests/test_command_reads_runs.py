@@ -83,6 +83,21 @@ class TestReading:
             playing.film(run, run.film)
         assert run.film.read_text() == "an older film"
 
+    def test_a_film_has_the_pictures_as_they_are_drawn_and_is_made_in_silence(self, tmp_path, monkeypatch, capfd):
+        monkeypatch.delenv("DISPLAY", raising=False)
+        monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+        env = gym.make("Pendulum-v1", render_mode="rgb_array")
+        run = saved_run(tmp_path, "Pendulum-v1", model(env))
+        playing.film(run, run.film, max_steps=3)
+        assert imageio.get_reader(run.film).get_meta_data()["size"] == (500, 500)
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_film_of_another_format_is_refused(self, walker_run, tmp_path, capfd, monkeypatch):
+        film = tmp_path / "walk.avi"
+        code, printed = called(monkeypatch, capfd, "enjoy", walker_run[0], "--video", film)
+        assert (code, printed) == (2, "error: a film is written as .mp4, not as walk.avi\n")
+        assert not film.exists()
+
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said):
         class Drawn(Rendered):

@@ -86,6 +86,10 @@ class TestTrain:
             td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
         assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
 
+    def test_a_run_without_any_learning_says_so(self, tmp_path):
+        with pytest.warns(UserWarning, match=r"learning begins after 100 steps \(learning_starts\), and this run has 60"):
+            experiment.train(prepared(tmp_path, "Pendulum-v1", FAST[:1], steps=60, eval_freq=1000))
+
     def test_a_run_shorter_than_eval_freq_is_evaluated_at_its_end(self, tmp_path):
         run = prepared(tmp_path, "Pendulum-v1", steps=60, eval_freq=1000)
         assert experiment.train(run)

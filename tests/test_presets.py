@@ -185,6 +185,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("env=Pendulum-v1", "the option is --env,"),
         ("eval_freq=100", "the option is --eval-freq,"),
         ("n_envs=4", "--n-envs"),
+        ("n_timesteps=100", "the option is --steps, in a study file the key steps"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),

@@ -87,6 +87,8 @@ class TestFile:
             ({"envs": "Pendulum-v1"}, "envs must be a list"),
             ({"envs": [3]}, "envs must be names of environments, not 3"),
             ({"seeds": []}, "seeds must be a list"),
+            ({"seeds": [3, 0, 3]}, "runs, default: 3 is named twice"),
+            ({"envs": ["Pendulum-v1", "Pendulum-v1"]}, "runs, default: Pendulum-v1 is named twice"),
             ({"seeds": [0.5]}, "seeds must be a whole number, not 0.5"),
             ({"seeds": [-1]}, "seeds must be at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),

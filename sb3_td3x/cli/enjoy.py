@@ -1,7 +1,5 @@
 """``td3x enjoy``: watch a trained run, in a window or as a film."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +21,7 @@ def command(
 
     console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)
-    if video is None and has_display():
+    if video is None and playing.has_display():
         for score in playing.show(folder, episodes, seed, trust):
             console.print(f"return {score_text(score)}")
         return
@@ -33,7 +31,3 @@ def command(
     with console.status("filming"):
         filmed = playing.film(folder, out, seed, trust=trust)
     console.print(f"{out} ({filmed})", soft_wrap=True)
-
-
-def has_display() -> bool:
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -17,11 +17,12 @@ def command(
     """Evaluate a run's best model without exploration noise."""
     from sb3_td3x.playing import evaluate
     from sb3_td3x.rundir import RunDir
+    from sb3_td3x.scores import score_text
 
     folder = RunDir.open(run)
     returns = evaluate(folder, episodes, seed, device, trust)
     Console(highlight=False, markup=False).print(
-        f"{folder.env_id}, {folder.model().name}: return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} "
-        f"episodes (from {returns.min():.1f} to {returns.max():.1f})",
+        f"{folder.env_id}, {folder.model().name}: return {score_text(returns.mean())} ± {score_text(returns.std())} "
+        f"over {len(returns)} episodes (from {score_text(returns.min())} to {score_text(returns.max())})",
         soft_wrap=True,
     )

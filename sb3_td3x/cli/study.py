@@ -115,12 +115,16 @@ class RunsTable:
 
     def line(self, outcome: "Outcome") -> str:
         """One run's outcome in words."""
+        from sb3_td3x.scores import score_text
+
         found = self.progress(outcome.run)
-        score = "no score yet" if found.score is None else f"score {found.score:.1f}"
+        score = "no score yet" if found.score is None else f"score {score_text(found.score)}"
         return f"{outcome.run.name}: {found.state} at {found.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
 
     def render(self) -> Table:
         """Those at work first: a study may have more runs than a terminal has lines."""
+        from sb3_td3x.scores import score_text
+
         found = {run: self.progress(run) for run in self.runs}
         counts = Counter(one.state for one in found.values())
         table = Table(title=", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]), title_justify="left")
@@ -128,7 +132,7 @@ class RunsTable:
             table.add_column(column, justify="left" if column in ("setting", "environment", "state") else "right")
         for run, one in sorted(found.items(), key=lambda pair: STATES.index(pair[1].state)):
             rate = "" if one.rate is None else f"{one.rate:.0f}"
-            score = "" if one.score is None else f"{one.score:.1f}"
+            score = "" if one.score is None else score_text(one.score)
             steps = f"{one.steps:,}/{self.totals[run]:,}"
             table.add_row(run.setting, run.env, str(run.seed), steps, rate, score, one.state)
         return table

@@ -96,9 +96,10 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 
 def _require_known(name: str) -> None:
-    if name in OPTIONS:
+    option = "steps" if name == "n_timesteps" else name
+    if option in OPTIONS:
         raise ValueError(
-            f"{name} is not changed by --set: the option is --{name.replace('_', '-')}, in a study file the key {name}"
+            f"{name} is not changed by --set: the option is --{option.replace('_', '-')}, in a study file the key {option}"
         )
     known = [*RUN_KEYS, *MODEL_KEYS]
     if name not in known:

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -103,6 +104,8 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     seeds = [whole(f"{label}: seeds", meant(seed), minimum=0) for seed in _list(entry.pop("seeds", None), "seeds", label)]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
+    if repeated := [one for one, times in Counter([*envs, *seeds]).items() if times > 1]:
+        raise ValueError(f"{label}: {repeated[0]} is named twice")
     # Overrides stay as they are written, which a run that goes on is compared by; presets read them as meant
     options = {key: value if key == "overrides" else meant(value) for key, value in entry.items()}
     return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]

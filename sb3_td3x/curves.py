@@ -249,10 +249,12 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
         mean, x = _values(run, axis), _positions(run, axis)
         spread = run.spread if axis == "steps" else run.spread[np.isfinite(run.seconds)]
         return Curve(x, mean, mean - spread, mean + spread)
-    grid = _common(runs, axis)
+    if not len(grid := _common(runs, axis)):
+        raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
     means = np.stack([np.interp(grid, _positions(run, axis), _values(run, axis)) for run in runs])
     picks = np.random.default_rng(0).integers(len(means), size=(1000, len(means)))
-    low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5], axis=0)
+    counts = np.stack([np.bincount(pick, minlength=len(means)) for pick in picks])
+    low, high = np.percentile(counts @ means / len(means), [2.5, 97.5], axis=0)
     return Curve(grid, means.mean(axis=0), low, high)
 
 
@@ -261,16 +263,13 @@ def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
     positions = [_positions(run, axis) for run in runs]
     start, end = max(one.min() for one in positions), min(one.max() for one in positions)
     grid = np.unique(np.concatenate(positions))
-    grid = grid[(grid >= start) & (grid <= end)]
-    if not len(grid):
-        raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
-    return grid
+    return grid[(grid >= start) & (grid <= end)]
 
 
 def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str, str], normalize: bool) -> list[str]:
     """:return: what has to be said of it."""
     environments = list(dict.fromkeys(one.env_id for one in scores))
-    unit, left_out = _unit(scores, axis), []
+    unit, left_out, apart, alone = _unit(scores, axis), [], [], []
     for label, colour in colours.items():
         runs = [[one for one in scores if (one.label, one.env_id) == (label, env_id)] for env_id in environments]
         if not all(runs):
@@ -278,7 +277,10 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str
             continue
         seeds = min(map(len, runs))  # rliable takes as many in every environment
         chosen = [sorted(group, key=lambda one: -1 if one.seed is None else one.seed)[:seeds] for group in runs]
-        grid = _common([one for group in chosen for one in group], axis)
+        if not len(grid := _common([one for group in chosen for one in group], axis)):
+            apart.append(label)
+            continue
+        alone += [label] if seeds == 1 else []
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))]
         values = np.stack([[np.interp(grid, _positions(one, axis), _values(one, axis)) for one in group] for group in chosen])
         if normalize:
@@ -290,7 +292,12 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str
     _label_x(axes, axis, unit[1])
     scale = "0 and 1 are the lowest and highest score drawn in each environment" if normalize else "scores as they are"
     notes = [f"IQM: rliable's interquartile mean over environments and seeds with its 95 % interval, {scale}"]
-    return notes + ([f"not in the IQM, for want of an environment: {', '.join(left_out)}"] if left_out else [])
+    remarks = {
+        "in the IQM without an interval, for want of a second run": alone,
+        "not in the IQM, for want of an environment": left_out,
+        f"not in the IQM, as the environments have no {axis} in common": apart,
+    }
+    return notes + [f"{remark}: {', '.join(labels)}" for remark, labels in remarks.items() if labels]
 
 
 def _explain(picture: Figure, scores: Sequence[Scores], colours: dict[str, str], notes: Sequence[str]) -> None:

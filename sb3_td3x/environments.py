@@ -159,10 +159,18 @@ def wrapped(env: gym.Env, wrapper: str | dict[str, Any] | list[Any] | None) -> g
     :param wrapper: rl-zoo3's ``env_wrapper``: a name, ``{name: keyword arguments}``, or a list of them, innermost first
     :raises ValueError: for a wrapper that is not on the presets' list
     """
-    for item in wrapper if isinstance(wrapper, list) else [wrapper] if wrapper else []:
-        ((name, arguments),) = item.items() if isinstance(item, dict) else [(item, {})]
-        env = known_class("env_wrapper", name)(env, **arguments)
+    for wrapper_class, arguments in wrappers(wrapper):
+        env = wrapper_class(env, **arguments)
     return env
+
+
+def wrappers(wrapper: str | dict[str, Any] | list[Any] | None) -> list[tuple[Any, dict[str, Any]]]:
+    """The classes that ``wrapper`` names, and their arguments."""
+    found: list[tuple[Any, dict[str, Any]]] = []
+    for item in wrapper if isinstance(wrapper, list) else [wrapper] if wrapper else []:
+        ((name, arguments),) = item.items() if isinstance(item, dict) and len(item) == 1 else [(item, {})]
+        found.append((known_class("env_wrapper", name), arguments or {}))
+    return found
 
 
 def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: float, training: bool) -> VecEnv:
@@ -172,13 +180,9 @@ def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: floa
     :param training: whether the statistics follow the data; an evaluation's rewards are never normalised
     :raises ValueError: for a text such as ``"none"``, which would count as on
     """
-    if not isinstance(normalize, (bool, dict, type(None))):
-        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
-    if not normalize:
+    if not checked_normalize(normalize):
         return env
     arguments = {"gamma": gamma, **(normalize if isinstance(normalize, dict) else {})}
-    for name in arguments.keys() & {"norm_obs", "norm_reward"}:
-        switch(f"normalize.{name}", arguments[name])
     if not training:
         arguments["norm_reward"] = False
     result = VecNormalize(env, training=training, **arguments)
@@ -186,6 +190,16 @@ def normalized(env: VecEnv, normalize: bool | dict[str, Any] | None, gamma: floa
         return result
     # SB3 would turn images around it, and store them as they were (its issue #819)
     return VecNormalize(BaseAlgorithm._wrap_env(env, monitor_wrapper=False), training=training, **arguments)
+
+
+def checked_normalize(normalize: Any) -> bool | dict[str, Any] | None:
+    """rl-zoo3's key ``normalize`` as it is, or ``ValueError``."""
+    if not isinstance(normalize, (bool, dict, type(None))):
+        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
+    for name in ("norm_obs", "norm_reward"):
+        if isinstance(normalize, dict) and name in normalize:
+            switch(f"normalize.{name}", normalize[name])
+    return normalize
 
 
 def _import_bullet() -> None:

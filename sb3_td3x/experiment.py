@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.lock import RunLock, is_held, is_still_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
-from sb3_td3x.settings import CHECKED, checked, whole
+from sb3_td3x.settings import whole
 from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.td3x import TD3X
 
@@ -75,6 +75,8 @@ class Experiment:
             # One update per environment step, as with one environment: SB3 would make one per step of all together
             entry["gradient_steps"] = -1
         entry = presets.override(entry, self.overrides)
+        if entry["n_envs"] == 1 and entry.get("overlap") is True:
+            raise ValueError("overlap needs environments in other processes: n_envs above 1")
         if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
             raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
         entry["n_timesteps"] = whole("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
@@ -124,17 +126,18 @@ def check(experiment: Experiment) -> dict[str, Any]:
     environments.require_registered(experiment.env_id)
     require_device(experiment.device)
     entry = experiment.hyperparameters()
-    _require_numbers(experiment)
-    for name in entry.keys() & set(CHECKED):
-        checked(name, entry[name])
-    presets.model_arguments(entry)
+    _with_whole_numbers(experiment)
+    environments.wrappers(entry.get("env_wrapper"))
+    environments.checked_normalize(entry.get("normalize"))
+    presets.check(entry)
     return entry
 
 
-def _require_numbers(experiment: Experiment) -> None:
-    for name in ("eval_freq", "eval_episodes", "save_freq", "threads"):
-        whole(name, getattr(experiment, name), minimum=1)
-    whole("seed", experiment.seed, minimum=0)
+def _with_whole_numbers(experiment: Experiment) -> Experiment:
+    """Files may have them as ``1.0``."""
+    least = {"eval_freq": 1, "eval_episodes": 1, "save_freq": 1, "threads": 1, "seed": 0}
+    numbers: dict[str, Any] = {name: whole(name, getattr(experiment, name), minimum=low) for name, low in least.items()}
+    return replace(experiment, **numbers)
 
 
 def prepare(experiment: Experiment, path: Path | None = None) -> Run:
@@ -145,7 +148,7 @@ def prepare(experiment: Experiment, path: Path | None = None) -> Run:
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     :raises OSError: if the folder cannot be written
     """
-    entry = check(experiment)
+    entry, experiment = check(experiment), _with_whole_numbers(experiment)
     th.set_num_threads(experiment.threads)
     folder = RunDir.create(experiment.out, experiment.env_id) if path is None else RunDir.at(path, experiment.env_id)
     with ExitStack() as resources:
@@ -171,6 +174,7 @@ def prepare(experiment: Experiment, path: Path | None = None) -> Run:
                 raise ValueError(f"{experiment.env_id} cannot be trained: {error}") from error
             raise
         model.set_logger(logs.configure(folder.log))
+        resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation, False, lock, resources.pop_all())
 
 
@@ -195,10 +199,9 @@ def resume(
     """
     if not trust:
         folder.require_own()
-    experiment = Experiment.of_arguments(folder)
+    experiment = _with_whole_numbers(Experiment.of_arguments(folder))
     environments.require_registered(experiment.env_id, may_import=trust)
     require_device(experiment.device)
-    _require_numbers(experiment)
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
@@ -219,6 +222,7 @@ def resume(
         if steps is not None:
             folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
         model.set_logger(logs.configure(folder.log))
+        resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation, True, lock, resources.pop_all())
 
 

@@ -33,9 +33,7 @@ def resolve_action_noise(
     if action_noise is None:
         return None
     if not isinstance(action_noise, ActionNoise):
-        std = real("action_noise", action_noise)
-        if std < 0:
-            raise ValueError(f"action_noise must not be negative, not {action_noise!r}")
+        std = checked_std(action_noise)
         if std == 0:
             return None
         kind = NormalActionNoise if action_space.shape else ScalarActionNoise
@@ -46,6 +44,14 @@ def resolve_action_noise(
     if copies is not None and len(copies.noises) == n_envs > 1:
         return copies
     return VectorizedActionNoise(base, n_envs) if n_envs > 1 else base
+
+
+def checked_std(value: float) -> float:
+    """Noise that is given as a number, which is not negative."""
+    std = real("action_noise", value)
+    if std < 0:
+        raise ValueError(f"action_noise must not be negative, not {value!r}")
+    return std
 
 
 def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
@@ -139,8 +145,10 @@ class Exploring(OffPolicyAlgorithm):
 
     @action_noise.setter
     def action_noise(self, noise: ActionNoise | float | None) -> None:
-        if hasattr(self, "action_space"):  # not while `load` calls the constructor
+        if hasattr(self, "action_space"):
             noise = resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        elif not isinstance(noise, ActionNoise | None):  # an algorithm without an environment, as `load` makes it
+            checked_std(noise)
         self.__dict__["action_noise"] = noise
 
     def _setup_learn(

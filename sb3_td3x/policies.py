@@ -5,6 +5,7 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 """
 
 import copy
+import difflib
 import inspect
 from typing import Any, ClassVar, TypeVar
 
@@ -244,6 +245,21 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
             "derive it from TD3XPolicy and let it take n_quantiles"
         )
     return {**given, "n_quantiles": n_quantiles}
+
+
+def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None:
+    """
+    What can be said of a policy's keyword arguments before there are spaces.
+
+    :raises ValueError: for one that no class of the policy takes, or a switch that is neither on nor off
+    """
+    known = {name for cls in policy_class.__mro__ for name in inspect.signature(cls).parameters}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known)
+            raise ValueError(f"policy_kwargs has no {name!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        if isinstance(OWN_DEFAULTS.get(name), bool):
+            switch(name, value)
 
 
 def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:

@@ -30,21 +30,22 @@ def hidden_products(network: nn.Module, products: str) -> Iterator[None]:
     """
     Inside, ``network`` multiplies its hidden layers' matrices in this precision; the result of each product is float32.
 
-    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except a critic's
-        last, however many quantiles it has
+    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except the
+        last of an actor or critic, however many actions or quantiles it gives
     :param products: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
         forward and backward. Weights, optimiser and losses stay float32
     """
-    outputs = [
-        one[-1] for module in network.modules() for one in getattr(module, "q_networks", ()) if type(one) is nn.Sequential
+    heads = [
+        head for module in network.modules() for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None))
     ]
+    outputs = [[layer for layer in head if type(layer) is nn.Linear][-1:] for head in heads if type(head) is nn.Sequential]
     layers = [
         module
         for module in network.modules()
         if products == "bf16"
         and type(module) is nn.Linear
         and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
-        and not any(module is output for output in outputs)
+        and not any(module is output for last in outputs for output in last)
     ]
     for layer in layers:
         layer.forward = _bf16_linear(layer)  # type: ignore[method-assign, assignment]

@@ -157,12 +157,17 @@ def _facts(
     planned = float(total) if isinstance(total, (int, float)) and math.isfinite(total) else 0.0
     state = "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
     facts.append(("steps", f"{done:,}", state))
-    seconds = _last(scores.seconds) if scores is not None else None
-    if seconds is None:
-        seconds = _last(log.get("time/time_elapsed", np.zeros(0)))
-    if seconds:
-        facts.append(("time", _duration(seconds), f"{done / seconds:,.0f} steps per second, evaluations included"))
-    return facts
+    return facts + _time(scores, log, done)
+
+
+def _time(scores: Scores | None, log: Mapping[str, np.ndarray], done: int) -> list[tuple[str, str, str]]:
+    """Up to the last evaluation, whose number of steps is known; the log's clock begins with each process."""
+    if scores is not None and (timed := scores.seconds > 0).any():
+        seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
+        until = "" if steps == done else f"to the evaluation at {steps:,.0f} steps, "
+        return [("time", _duration(seconds), f"{until}{steps / seconds:,.0f} steps per second, evaluations included")]
+    seconds, rate = (_last(log.get(f"time/{name}", np.zeros(0))) for name in ("time_elapsed", "fps"))
+    return [("time", _duration(seconds), f"{rate:,.0f} steps per second")] if seconds and rate else []
 
 
 def _last(values: np.ndarray) -> float | None:

@@ -66,14 +66,20 @@ def _without_copies(runs: Iterable[Scores]) -> list[Scores]:
     """A copied folder, or a run beside its lines in a study's table, is not another seed."""
     kept: list[Scores] = []
     for one in runs:
-        if not any(_is_copy(one, other) for other in kept):
+        copied = next((place for place, other in enumerate(kept) if _is_copy(one, other)), None)
+        if copied is None:
             kept.append(one)
+        elif len(one.steps) > len(kept[copied].steps):
+            kept[copied] = one
     return kept
 
 
 def _is_copy(one: Scores, other: Scores) -> bool:
+    """Of the same run, now or before it went on."""
     same_run = (one.label, one.env_id, one.seed) == (other.label, other.env_id, other.seed)
-    return same_run and np.array_equal(one.steps, other.steps) and np.allclose(one.mean, other.mean, rtol=1e-6, atol=0)
+    both = slice(min(len(one.steps), len(other.steps)))
+    same_steps = np.array_equal(one.steps[both], other.steps[both])
+    return same_run and same_steps and np.allclose(one.mean[both], other.mean[both], rtol=1e-6, atol=0)
 
 
 def _told_apart(runs: list[Scores]) -> list[Scores]:

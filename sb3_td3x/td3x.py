@@ -202,12 +202,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
 
     def _setup_model(self) -> None:
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
-        self._check_settings()
-        self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
-        self._choose_quantiles()
-        settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        self._settle()
         self.action_noise = self.action_noise  # checked, now that a loaded model has its action space too
-        self._choose_replay_buffer_class()
         given = self.policy_kwargs
         self.policy_kwargs = policies.arguments(self.policy_class, given, self.n_quantiles)
         super()._setup_model()
@@ -215,6 +211,14 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         policies.require_quantiles(self.policy, self.n_quantiles)
         if self.n_steps > 1:
             replay.require_n_steps(self.replay_buffer, self.n_steps)
+
+    def _settle(self) -> None:
+        """Check and choose what needs no environment."""
+        self._check_settings()
+        self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
+        self._choose_quantiles()
+        settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        self._choose_replay_buffer_class()
 
     def _choose_quantiles(self) -> None:
         request, self.n_quantiles = self.n_quantiles, policies.chosen_quantiles(self.n_quantiles, self.policy_class)

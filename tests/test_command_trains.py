@@ -86,6 +86,15 @@ class TestTrain:
             td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
         assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
 
+    def test_numbers_of_a_file_may_have_a_fraction_of_zero(self, tmp_path):
+        run = prepared(tmp_path, "Pendulum-v1", steps=60.0, threads=1.0, eval_freq=30.0, save_freq=30.0, seed=3.0)
+        assert experiment.train(run)
+        assert run.folder.scores()[0].tolist() == [30, 60]
+        assert run.folder.arguments()["num_threads"] == 1
+        csv_log, tensorboard = run.model.logger.output_formats
+        assert csv_log.file.closed
+        assert tensorboard._is_closed
+
     def test_a_run_without_any_learning_says_so(self, tmp_path):
         with pytest.warns(UserWarning, match=r"learning begins after 100 steps \(learning_starts\), and this run has 60"):
             experiment.train(prepared(tmp_path, "Pendulum-v1", FAST[:1], steps=60, eval_freq=1000))
@@ -231,6 +240,7 @@ BAD_TRAINING = {
     "no steps": (["--steps", "0"], "steps must be at least 1"),
     "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
+    "nothing to overlap with": (["--set", "overlap=true"], "n_envs above 1"),
     "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
     "a device SB3 does not know": (["--device", "meta"], "not on 'meta'"),
     "YAML cut off": (["--set", "policy_kwargs.net_arch=[64,"], "cannot be read as YAML"),

@@ -29,7 +29,12 @@ class TestReading:
         first, copy = table(tmp_path / "a.csv"), table(tmp_path / "copy.csv", values=(1 + 1e-9, 3, 5))
         assert len(scores.read([first, copy])) == 1
         assert len(scores.read([first, table(tmp_path / "other.csv", values=(1, 3, 6))])) == 2
-        assert len(scores.read([first, table(tmp_path / "longer.csv", values=(1, 3, 5, 7))])) == 2
+
+    def test_a_copy_from_before_the_run_went_on_is_not_another_seed_either(self, tmp_path):
+        places = [table(tmp_path / f"{name}.csv", values=values) for name, values in (("old", (1, 2)), ("new", (1, 2, 3)))]
+        for order in (places, places[::-1]):
+            (one,) = scores.read(order)
+            assert one.mean.tolist() == [1, 2, 3]
 
     @pytest.mark.parametrize(
         ("score", "text"), [(-0.0146, "-0.0146"), (0.0, "0"), (93.46, "93.5"), (-145.4, "-145"), (2785.6, "2786")]
@@ -183,6 +188,17 @@ class TestInterquartileMean:
         assert np.array_equal(before, np.random.get_state()[1])
         np.testing.assert_allclose(mean, [aggregate_iqm(values[..., point]) for point in range(4)])
         assert ((low < mean) & (mean < high)).all()
+
+    def test_leaves_out_a_setting_whose_environments_have_no_time_in_common(self, tmp_path):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        quick, slow = table(tmp_path / "a.csv", "A-v0", pace=1.0), table(tmp_path / "b.csv", "B-v0", pace=10.0)
+        for place, env in ((quick, "A-v0"), (slow, "B-v0")):
+            table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
+        picture = curves.figure(scores.read([tmp_path]), ("time",), with_iqm=True)
+        assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
+        caption = picture.get_supxlabel()
+        assert "not in the IQM, as the environments have no time in common: TD3X default" in caption
+        assert "in the IQM without an interval, for want of a second run: TD3X even" in caption
 
     def test_of_one_seed_has_an_interval_without_width(self):
         pytest.importorskip("rliable", reason="rliable is not installed")

@@ -5,10 +5,11 @@ import json
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 
-from sb3_td3x import precision
+from sb3_td3x import TD3X, precision
 from tests.paths import assert_equal, pair, ready, train
-from tests.tools import largest_difference, random_batch, weights
+from tests.tools import LineEnv, largest_difference, random_batch, weights
 
 
 class TestPrecision:
@@ -24,6 +25,15 @@ class TestPrecision:
         for name, value in weights(rounded).items():
             assert value.dtype == th.float32, name
         assert "forward" not in vars(rounded.actor.mu[2])
+
+    def test_the_last_layers_stay_in_float32_however_wide(self):
+        action_space = spaces.Box(-1, 1, (64,))
+        wide = TD3X("MlpPolicy", LineEnv(action_space=action_space), policy_kwargs={"net_arch": [64]}, n_quantiles=64)
+        rounded = []
+        for network in (wide.actor, wide.critic):
+            with precision.hidden_products(network, "bf16"):
+                rounded += [module for module in network.modules() if "forward" in vars(module)]
+        assert rounded == [wide.critic.q_networks[0][0], wide.critic.q_networks[1][0]]
 
     def test_short_layers_stay_in_float32(self):
         exact, rounded = ready("plain"), ready("plain", precision="bf16")

@@ -11,7 +11,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 
-from sb3_td3x import presets
+from sb3_td3x import experiment, presets
 from tests.tools import model
 
 ENTRIES = [
@@ -45,6 +45,7 @@ def test_every_entry_builds_a_model(name, env_id):
     arguments = presets.model_arguments(entry)
     assert set(entry) <= {*presets.RUN_KEYS, *presets.MODEL_KEYS}
     assert entry["n_timesteps"] >= 10_000
+    presets.check(entry)
     algorithm = model(**{**arguments, "buffer_size": 100, "policy_kwargs": {"net_arch": [4]}})
     for key in ("gamma", "batch_size", "tau", "learning_rate", "gradient_steps"):
         if isinstance(entry.get(key), (int, float)):
@@ -194,6 +195,39 @@ def test_an_entry_that_cannot_be_is_refused(entry):
 def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     with pytest.raises(ValueError, match=message):
         presets.override({}, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "complaint"),
+    [
+        (["max_grad_norm=-1"], "max_grad_norm must be above 0"),
+        (["noise_std=-0.1"], "action_noise must not be negative"),
+        (["learning_starts=many"], "learning_starts must be a finite number"),
+        (["best_actor_window=0"], "best_actor_window must be at least 1"),
+        (["predict_with=best"], "needs best_actor_window"),
+        (["precision=bf17"], "precision must be one of fp32, bf16"),
+        (["policy=MlpPolici"], "Policy MlpPolici unknown"),
+        (["policy_kwargs.layer_norm=maybe"], "layer_norm must be True or False"),
+        (["policy_kwargs.net_ach=[64]"], r"policy_kwargs has no 'net_ach': did you mean net_arch\?$"),
+        (["top_quantiles_to_drop_per_net=25"], "must be below n_quantiles"),
+        (["n_steps=3", "prioritization=lap"], "is for n_steps=1"),
+        (["overlap=true"], "overlap needs environments in other processes: n_envs above 1"),
+        (["normalize=none"], "normalize must be true, false or a mapping"),
+        (["normalize={norm_obs: maybe}"], "normalize.norm_obs must be True or False"),
+        (["env_wrapper=os.system"], "env_wrapper can be"),
+        (["env_wrapper={a: 1, b: 2}"], "env_wrapper can be"),
+    ],
+)
+def test_what_no_environment_could_be_trained_with_is_found_before_one_is_made(assignments, complaint, monkeypatch):
+    monkeypatch.setattr(experiment, "open_env", None)
+    with pytest.raises(ValueError, match=complaint):
+        experiment.check(experiment.Experiment("Pendulum-v1", overrides=tuple(assignments)))
+
+
+def test_what_the_environment_decides_is_left_to_it():
+    taken = ["policy=MultiInputPolicy", "replay_buffer_class=HerReplayBuffer", "policy_kwargs.normalize_images=false"]
+    noise = ["noise_type=ornstein-uhlenbeck", "noise_std=0.2"]
+    experiment.check(experiment.Experiment("Pendulum-v1", overrides=(*taken, *noise)))
 
 
 def test_one_setting_inside_another_is_added_to_what_is_there():

@@ -1,6 +1,7 @@
 """``td3x report``: one page with all of a run, that loads nothing and runs nothing, whoever made the run's folder."""
 
 import base64
+import csv
 import html
 import itertools
 import re
@@ -81,6 +82,9 @@ class TestContent:
         assert [float(one) for one in shown.groups()] == pytest.approx(
             [means.max(), steps[means.argmax()], means[-1]], abs=0.06
         )
+        last = list(csv.DictReader((unfinished.path / "scores.csv").open()))[-1]
+        rate = float(last["timesteps"]) / float(last["wall_seconds"])
+        assert f"to the evaluation at {last['timesteps']} steps, {rate:,.0f} steps per second" in text
         for heading in ("Learning curve", "Film of the best model", "Hyper-parameters", "Versions", "stable-baselines3"):
             assert heading in text
         assert "net_arch: [16, 16]" in text

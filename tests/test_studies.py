@@ -96,6 +96,7 @@ class TestFile:
             ({"overrides": {"bach_size": 3}}, "there is no setting 'bach_size': did you mean batch_size"),
             ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
             ({"overrides": {"policy_kwargs": {"activation_fn": "os.system"}}}, "activation_fn can be ReLU"),
+            ({"overrides": {"policy_kwargs": {"net_ach": [64]}}}, "policy_kwargs has no 'net_ach'"),
             ({"preset": "best"}, "there is no preset 'best'"),
             ({"steps": "many"}, "steps must be a finite number"),
             ({"save_freq": 0}, "save_freq must be at least 1"),

@@ -19,6 +19,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
+from sb3_td3x import policies
 from sb3_td3x.settings import meant, real
 from sb3_td3x.td3x import TD3X
 
@@ -140,6 +141,18 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
             key: known_class(key, value) if key in _CLASSES else value for key, value in arguments["policy_kwargs"].items()
         }
     return arguments
+
+
+def check(entry: Mapping[str, Any]) -> None:
+    """
+    Check every setting of the algorithm and its policy that does not depend on the environment.
+
+    :raises ValueError: for the first that cannot be
+    """
+    model = TD3X(entry["policy"], None, _init_setup_model=False, **model_arguments(entry))  # type: ignore[arg-type]
+    model._settle()
+    given = policies.arguments(model.policy_class, model.policy_kwargs, model.n_quantiles)
+    policies.require_known(model.policy_class, given)
 
 
 def _action_noise(kind: str | None, std: Any, shape: tuple[int, ...]) -> Any:

@@ -1,8 +1,7 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -219,11 +218,19 @@ def resume(
         model: TD3X = resume_run(
             folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
         )
-        if steps is not None:
-            folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
+        if entry["n_timesteps"] != planned:
+            _note_extension(folder, entry, planned)
         model.set_logger(logs.configure(folder.log))
         resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation, True, lock, resources.pop_all())
+
+
+def _note_extension(folder: RunDir, entry: dict[str, Any], planned: int) -> None:
+    """The run's schedule and warm-up were those of the steps that were planned until now."""
+    arguments = folder.arguments()
+    before = arguments.get("extended_from")
+    lengths = [*(before if isinstance(before, list) else []), planned]
+    folder.write_settings(entry, {**arguments, "n_timesteps": entry["n_timesteps"], "extended_from": lengths})
 
 
 def unfinished(experiment: Experiment, wait: bool = False) -> list[RunDir]:
@@ -384,28 +391,8 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """
-    Of ``td3x train``, for the run that a folder's arguments describe: which one it is, and what is not the command's default.
-
-    :param arguments: of ``RunDir.arguments``, by anybody
-    """
-    always = ("env_id", "steps", "seed", "preset")
-    for field in fields(Experiment):
-        value = arguments.get(ARGUMENT_NAMES.get(field.name, field.name))
-        if (
-            field.name in ("overrides", "out", "setting")
-            or value is None
-            or (value == field.default and field.name not in always)
-        ):
-            continue
-        name = "env" if field.name == "env_id" else field.name.replace("_", "-")
-        yield from (f"--{name}", f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else str(value))
-    overrides = arguments["overrides"]
-    for override in overrides if isinstance(overrides, Sequence) and not isinstance(overrides, str) else ():
-        yield from ("--set", str(override))
-
-
 def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that make one run another."""
-    return {name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs", "setting")}
+    return {
+        name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs", "setting", "extended_from")
+    }

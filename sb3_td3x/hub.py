@@ -5,7 +5,6 @@ Whoever loads it need not trust whoever made it: model and statistics are read h
 """
 
 import json
-import shlex
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ import numpy as np
 import yaml
 from stable_baselines3.common.vec_env import VecTransposeImage, is_vecenv_wrapped
 
-from sb3_td3x import environments, playing
+from sb3_td3x import environments, playing, repetition
 from sb3_td3x.errors import UntrustedModelError
-from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, RunDir, file_name
 from sb3_td3x.td3x import TD3X
 
@@ -223,11 +221,11 @@ def _turns_images(run: RunDir, trust: bool) -> bool:
 
 
 def _repetition(run: RunDir) -> list[str]:
-    """The command that makes the run again; none for a run that td3x did not make."""
+    """The commands that make the run again; none for a run that td3x did not make."""
     if not {"preset", "overrides"} <= run.arguments().keys():
         return []
     planned = {**run.arguments(), "n_timesteps": run.config()["n_timesteps"]}
-    return [f"## Training\n```sh\n{shlex.join(['td3x', 'train', *options(planned)])}\n```"]
+    return ["\n".join(["## Training", "```sh", *repetition.commands(planned), "```"])]
 
 
 def _versions(run: RunDir) -> list[str]:

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x import files, presets
+from sb3_td3x import files, presets, repetition
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.experiment import options
 from sb3_td3x.rundir import ALGORITHM, SCORES, RunDir
 from sb3_td3x.scores import Scores, csv_lines, of_run, score_text
 
@@ -248,7 +247,7 @@ def _commands(run: RunDir, arguments: Mapping[str, Any]) -> list[tuple[str, str]
     """Title and command line, safe to paste whatever the folder says."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return []  # rl-zoo3's, which td3x neither repeats nor goes on with
-    found = [("Repeat it", shlex.join(["td3x", "train", *options(arguments)]))]
+    found = [("Repeat it", "\n".join(repetition.commands(arguments)))]
     saved = Store(run.checkpoints).checkpoints()
     if saved:
         longer = ["--steps", f"{2 * saved[-1].total:.0f}"] if saved[-1].is_finished else []

@@ -15,8 +15,8 @@ ORDER = [
     "version", "errors", "files", "lock", "signals", "settings", "generators", "rule", "critics", "observations", "precision",
     "exploration", "serialization", "prioritized", "replay", "policies", "update", "recordable", "accelerate", "edits",
     "overlap", "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x", "checkpoint",
-    "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "playing", "report",
-    "hub", "speed", "study", "cli", "zoo", "__main__",
+    "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment", "repetition",
+    "playing", "report", "hub", "speed", "study", "cli", "zoo", "__main__",
 ]  # fmt: skip
 TORCH_ALONE = {"rule"}
 

@@ -13,7 +13,7 @@ import torch as th
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x import TD3X, experiment, files, lock
+from sb3_td3x import TD3X, experiment, files, lock, repetition
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.lock import RunLock
@@ -151,6 +151,9 @@ class TestFinished:
         assert RunDir.open(folder.path).scores()[0].tolist() == [200, 300, 400, 500]
         assert TD3X.load(folder.last_model).num_timesteps == 500
         assert folder.config()["n_timesteps"] == folder.arguments()["n_timesteps"] == 500
+        first, later = repetition.commands(folder.arguments())
+        assert "--steps 300 " in first
+        assert later.startswith("td3x train --resume RUN --steps 500  # ")
 
     def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
         folder = short_run(tmp_path)

@@ -5,7 +5,6 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 """
 
 import copy
-import difflib
 import inspect
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +22,7 @@ from sb3_td3x.critics import QuantileCritic, add_layer_norm
 from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.serialization import modelfile, parameters
 from sb3_td3x.serialization.pickled import read_policy
-from sb3_td3x.settings import AUTO, switch, whole
+from sb3_td3x.settings import AUTO, did_you_mean, switch, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
@@ -256,8 +255,7 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
     known = {name for cls in policy_class.__mro__ for name in inspect.signature(cls).parameters}
     for name, value in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known)
-            raise ValueError(f"policy_kwargs has no {name!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
         if isinstance(OWN_DEFAULTS.get(name), bool):
             switch(name, value)
 

@@ -1,8 +1,9 @@
 """What a user may set: types and ranges; exploration's settings are checked in ``exploration.py``."""
 
+import difflib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 WHOLE_WITH_MINIMUM = {
@@ -134,6 +135,12 @@ def checked_folder(name: str, value: Any) -> str | None:
         return os.fsdecode(value)
     except TypeError:
         raise ValueError(f"{name} must be a folder or None, not {value!r}") from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about a name that is not known: the nearest ones, or nothing."""
+    near = difflib.get_close_matches(name, list(known))
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def switch(name: str, value: Any) -> bool:

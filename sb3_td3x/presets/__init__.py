@@ -4,7 +4,6 @@ Hyper-parameters by name: one YAML file per preset, in rl-zoo3's keys, one entry
 Values are plain YAML. Classes are named, and only those listed here are known: reading a preset runs no code.
 """
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
 from sb3_td3x import policies
-from sb3_td3x.settings import meant, real
+from sb3_td3x.settings import did_you_mean, meant, real
 from sb3_td3x.td3x import TD3X
 
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
@@ -104,8 +103,7 @@ def _require_known(name: str) -> None:
         )
     known = [*RUN_KEYS, *MODEL_KEYS]
     if name not in known:
-        near = difflib.get_close_matches(name, known)
-        raise ValueError(f"there is no setting {name!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        raise ValueError(f"there is no setting {name!r}{did_you_mean(name, known)}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:

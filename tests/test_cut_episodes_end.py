@@ -1,0 +1,156 @@
+"""
+An episode that does not go on ends in the replay buffer too, as at a time limit.
+
+Environments are reset where ``learn`` begins anew or goes on with a loaded model; SB3's buffers go on across that.
+"""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x import TD3X
+from tests.tools import LineEnv, model
+
+
+class CountingEnv(LineEnv):
+    """Observes which episode of all this is and its step in it; the reward is the step's number."""
+
+    episodes = itertools.count()
+
+    def __init__(self, observation_space=None):
+        super().__init__(observation_space or spaces.Box(0, 1e6, (2,)))
+
+    def reset(self, **kwargs):
+        self.episode = next(self.episodes)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(self.time), terminated, truncated, info
+
+    def _observe(self, space):
+        return np.array([self.episode, self.time], np.float32)
+
+
+class CountingGoalEnv(CountingEnv):
+    def __init__(self):
+        keys = ("observation", "achieved_goal", "desired_goal")
+        super().__init__(spaces.Dict({key: spaces.Box(0, 1e6, (2,)) for key in keys}))
+
+    def _observe(self, space):
+        return dict.fromkeys(space, super()._observe(space))
+
+    def compute_reward(self, achieved, desired, info):
+        return np.zeros(len(achieved))
+
+
+class TestAnEpisodeThatDoesNotGoOn:
+    def again(self, algorithm, tmp_path):
+        return algorithm.learn(25)
+
+    def with_other_environments(self, algorithm, tmp_path):
+        algorithm.set_env(type(algorithm.env.envs[0].unwrapped)())
+        return algorithm.learn(25, reset_num_timesteps=False)
+
+    def loaded(self, algorithm, tmp_path):
+        algorithm.save(tmp_path / "model"), algorithm.save_replay_buffer(tmp_path / "buffer")
+        loaded = TD3X.load(tmp_path / "model", env=type(algorithm.env.envs[0].unwrapped)())
+        loaded.load_replay_buffer(tmp_path / "buffer")
+        return loaded.learn(25, reset_num_timesteps=False)
+
+    @pytest.fixture(params=[again, with_other_environments, loaded])
+    def go_on(self, request, tmp_path):
+        return lambda algorithm: request.param(self, algorithm, tmp_path)
+
+    def test_ends_n_step_returns(self, go_on):
+        buffer = go_on(model(CountingEnv(), n_steps=3, gamma=1.0).learn(15)).replay_buffer
+        batch = buffer._get_samples(np.array([11, 13, 14]), env=None)
+        assert batch.rewards.flatten().tolist() == [12 + 13 + 14, 14 + 15, 15]
+        assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
+        assert batch.dones.flatten().tolist() == [0, 0, 0]  # as a time limit: the value of what comes next counts
+
+    def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, go_on):
+        """A buffer that handles no time limits never writes its ``timeouts`` again."""
+        kwargs = {"handle_timeout_termination": False}
+        algorithm = go_on(model(CountingEnv(), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15))
+        assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15
+        algorithm.learn(20, reset_num_timesteps=False)
+        rewards = algorithm.replay_buffer.rewards[:, 0]
+        summed = algorithm.replay_buffer._get_samples(np.array([13])).rewards.item()
+        assert summed == rewards[13] + rewards[14] + rewards[15]
+
+    def test_gives_no_goals_to_the_next_one(self, go_on):
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
+            algorithm = go_on(model(CountingGoalEnv(), **settings).learn(30))
+        batch = algorithm.replay_buffer.sample(500)
+        same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
+        assert same.all()
+
+    def stop(self, algorithm):
+        algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))
+
+    def interrupt(self, algorithm):
+        def press_ctrl_c(local, _):
+            if local["self"].num_timesteps == 40:
+                raise KeyboardInterrupt
+            return True
+
+        with pytest.raises(KeyboardInterrupt):
+            algorithm.learn(1000, press_ctrl_c)
+
+    @pytest.mark.parametrize("end", [stop, interrupt])
+    def test_is_one_that_ended_inside_a_step(self, end):
+        """SB3 has not stored that step, here the last of an episode."""
+        algorithm = model(CountingEnv(), learning_starts=1000)
+        end(self, algorithm)
+        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
+        moved = buffer.next_observations[: buffer.size(), 0] - buffer.observations[: buffer.size(), 0]
+        assert moved.tolist() == [[0, 1]] * buffer.size() == [[0, 1]] * 44
+
+    def test_and_its_goals_are_judged_by_the_environments_that_are_there(self):
+        class OtherGoalEnv(CountingGoalEnv):
+            def compute_reward(self, achieved, desired, info):
+                return np.full(len(achieved), -7.0)
+
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
+        algorithm = model(CountingGoalEnv(), **settings).learn(60)
+        algorithm.set_env(OtherGoalEnv())
+        algorithm.learn(1, reset_num_timesteps=False)
+        rewards = algorithm.replay_buffer.sample(500).rewards
+        assert (rewards == -7).any()
+        assert not (rewards == 0).any()
+
+    @pytest.mark.parametrize("learning_starts", [25, 60])
+    def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts, tmp_path):
+        """SB3 stops with an error if no episode has ended when training begins."""
+
+        class LongGoalEnv(CountingGoalEnv):
+            def __init__(self):
+                super().__init__()
+                self.length = 61
+
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
+        model(CountingGoalEnv(), **settings, learning_starts=learning_starts).learn(30).save(tmp_path / "model")
+        algorithm = TD3X.load(tmp_path / "model", env=LongGoalEnv())
+        updates = algorithm._n_updates
+        assert algorithm.learn(60, reset_num_timesteps=False)._n_updates == updates
+        assert algorithm.learn(10, reset_num_timesteps=False)._n_updates == updates + 10
+
+    def test_a_warm_up_that_nobody_asked_for_ends_with_an_episode(self):
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
+        env = DummyVecEnv([CountingGoalEnv] * 8)  # 100 steps are 12 of each, an episode is 20
+        assert model(env, **settings, learning_starts="auto").learn(240)._n_updates == 11
+        with pytest.raises(RuntimeError, match="first episode"):
+            model(env, **settings, learning_starts=100).learn(240)
+
+    def test_goes_on_where_it_goes_on(self):
+        algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)
+        assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15 + 16

@@ -310,6 +310,8 @@ class Accelerated(OffPolicyAlgorithm):
     def _updates_ahead(self) -> float:
         """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
         steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
+        if self.gradient_steps == 0:
+            return 0  # learn(math.inf) has no end, and inf * 0 is no number
         if self.gradient_steps < 0:
             return steps
         frequency, unit = self.train_freq  # type: ignore[misc]

@@ -219,18 +219,18 @@ def resume(
             folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
         )
         if entry["n_timesteps"] != planned:
-            _note_extension(folder, entry, planned)
+            _note_new_length(folder, entry, planned, found.steps)
         model.set_logger(logs.configure(folder.log))
         resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation, True, lock, resources.pop_all())
 
 
-def _note_extension(folder: RunDir, entry: dict[str, Any], planned: int) -> None:
-    """The run's schedule and warm-up were those of the steps that were planned until now."""
+def _note_new_length(folder: RunDir, entry: dict[str, Any], planned: int, steps: int) -> None:
+    """Up to ``steps`` the run's schedule and warm-up were those of a run of ``planned`` steps."""
     arguments = folder.arguments()
-    before = arguments.get("extended_from")
-    lengths = [*(before if isinstance(before, list) else []), planned]
-    folder.write_settings(entry, {**arguments, "n_timesteps": entry["n_timesteps"], "extended_from": lengths})
+    before = arguments.get("earlier_lengths")
+    lengths = [*(before if isinstance(before, list) else []), {"planned": planned, "until": steps}]
+    folder.write_settings(entry, {**arguments, "n_timesteps": entry["n_timesteps"], "earlier_lengths": lengths})
 
 
 def unfinished(experiment: Experiment, wait: bool = False) -> list[RunDir]:
@@ -394,5 +394,7 @@ def _arguments(experiment: Experiment) -> dict[str, Any]:
 def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that make one run another."""
     return {
-        name: value for name, value in arguments.items() if name not in ("versions", "env_kwargs", "setting", "extended_from")
+        name: value
+        for name, value in arguments.items()
+        if name not in ("versions", "env_kwargs", "setting", "earlier_lengths")
     }

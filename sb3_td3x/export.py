@@ -136,6 +136,7 @@ class Exportable(ReturnsBest):
         path = Path(path)
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+        self._finish_pending()
         env = self.env if env is None else env
         if isinstance(env, gym.Env):
             env = self._wrap_env(env, monitor_wrapper=False)
@@ -149,6 +150,9 @@ class Exportable(ReturnsBest):
             content.metadata_props.add(key=name, value=value)
         with files.replacing(path) as beside:
             beside.write_bytes(content.SerializeToString())
+
+    def _finish_pending(self) -> None:
+        """Make updates that were put off: none here."""
 
 
 def _require_packages() -> None:
@@ -232,7 +236,7 @@ def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
 
 def _predicted(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """SB3's own road from raw observations to actions: what the graph has to equal."""
-    observations: Any = batch if batch.keys() != {OBSERVATION} else batch[OBSERVATION]
+    observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
     for wrapper in wrappers:
         if isinstance(wrapper, VecNormalize):
             observations = wrapper.normalize_obs(observations)

@@ -51,14 +51,17 @@ class ObservationNormalizer(nn.Module):
     ``RunningMoments`` of an observation, or of each part of a Dict that is a vector. Images and discrete parts pass.
 
     :param space: the observation space
+    :param normalized_images: whether images are between 0 and 1 already; as for SB3 any ``Box`` of three axes is one then
     :raises ValueError: if there is no vector in it
     """
 
-    def __init__(self, space: spaces.Space):
+    def __init__(self, space: spaces.Space, normalized_images: bool = False):
         super().__init__()
         parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-        is_vector = {key: isinstance(part, spaces.Box) and not is_image_space(part) for key, part in parts.items()}
-        self.keys = [key for key in parts if is_vector[key]]
+        self.keys = [
+            key for key, part in parts.items()
+            if isinstance(part, spaces.Box) and not is_image_space(part, normalized_image=normalized_images)
+        ]  # fmt: skip
         shapes = [parts[key].shape for key in self.keys]
         if not self.keys:
             raise ValueError(f"normalize_observations is for vectors, and there are none in {space}")

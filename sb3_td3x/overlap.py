@@ -58,8 +58,8 @@ class Overlapping(OffPolicyAlgorithm):
 
     The updates due after a rollout are made in the first step of the next one, with the replay buffer and the
     normalisation as they were at the end of the rollout; only that step's action is older than the updates. Whatever
-    looks at the model from outside (``save``, ``predict``, ``get_parameters``, ``set_parameters``, an evaluation, the end of
-    ``learn``) finds the updates made.
+    looks at the model from outside (``save``, ``predict``, ``get_parameters``, ``set_parameters``, ``export_onnx``, an
+    evaluation, the end of ``learn``) finds the updates made.
     """
 
     overlap: bool

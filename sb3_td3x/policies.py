@@ -127,8 +127,9 @@ class TD3XPolicy(sb3.TD3Policy):
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
             return extractor
-        normalizer = self.normalizer if hasattr(self, "actor") else ObservationNormalizer(self.observation_space)
-        return NormalizesObservations(extractor, normalizer)
+        if not hasattr(self, "actor"):
+            return NormalizesObservations(extractor, ObservationNormalizer(self.observation_space, not self.normalize_images))
+        return NormalizesObservations(extractor, self.normalizer)
 
     @property
     def normalizer(self) -> ObservationNormalizer:

@@ -13,15 +13,21 @@ def commands(arguments: Mapping[str, Any]) -> list[str]:
     """
     Lines of shell, safe to paste whatever the folder says.
 
-    A run that was extended had another schedule and another warm-up until then, so it is begun at its first length.
+    A run that was given another length had another schedule and another warm-up until then, so it is begun at its first one.
 
     :param arguments: of ``RunDir.arguments``, by anybody
     """
-    before = arguments.get("extended_from")
-    lengths = [one for one in (*(before if isinstance(before, list) else []), arguments.get("n_timesteps")) if _is_number(one)]
-    first = {**arguments, "n_timesteps": lengths[0]} if lengths else arguments
-    later = [f"td3x train --resume RUN --steps {length:.0f}  # RUN: the folder of the run above" for length in lengths[1:]]
-    return [shlex.join(["td3x", "train", *_options(first)]), *later]
+    before = arguments.get("earlier_lengths")
+    earlier = [one for one in (before if isinstance(before, list) else []) if _is_length(one)]
+    if not (earlier and _is_number(arguments.get("n_timesteps"))):
+        return [shlex.join(["td3x", "train", *_options(arguments)])]
+    first = shlex.join(["td3x", "train", *_options({**arguments, "n_timesteps": earlier[0]["planned"]})])
+    lengths = [*(one["planned"] for one in earlier[1:]), arguments["n_timesteps"]]
+    lines = [first, *(f"td3x train --resume RUN --steps {length:.0f}" for length in lengths)]
+    for number, one in enumerate(earlier):
+        if one["until"] < one["planned"]:
+            lines[number] += f"  # stop it with Ctrl-C after {one['until']:,.0f} steps"
+    return [*lines, "# RUN: the folder that the first command made"]
 
 
 def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -40,6 +46,10 @@ def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
     overrides = arguments["overrides"]
     for override in overrides if isinstance(overrides, Sequence) and not isinstance(overrides, str) else ():
         yield from ("--set", str(override))
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, dict) and _is_number(value.get("planned")) and _is_number(value.get("until"))
 
 
 def _is_number(value: Any) -> bool:

@@ -28,9 +28,9 @@ MOST_NUMBER = 1e100
 """Numbers of a log beyond it are left out: the picture's axes overflow long before a float does."""
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("Training return", ("rollout/ep_rew_mean",), "mean of the last 100 episodes, with exploration noise"),
-    ("Episode length", ("rollout/ep_len_mean",), "steps, mean of the last 100 episodes"),
-    ("Success rate", ("rollout/success_rate",), "share of the last 100 episodes"),
+    ("Training return", ("rollout/ep_rew_mean",), "mean of the last stats_window_size episodes, with exploration noise"),
+    ("Episode length", ("rollout/ep_len_mean",), "steps, mean of the last stats_window_size episodes"),
+    ("Success rate", ("rollout/success_rate",), "share of the last stats_window_size episodes"),
     ("Critic loss", ("train/critic_loss",), "mean over the last training"),
     ("Actor loss", ("train/actor_loss",), "minus the value of the actor's own actions"),
     ("Value and target", ("train/q_mean", "train/target_mean"), "means over a batch"),

@@ -55,6 +55,7 @@ class Resumable(OffPolicyAlgorithm):
         return super().learn(total_timesteps, *args, **kwargs)
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+        self._on_continue = None  # no earlier: a `learn` that ends with an error before its first step can be called again
         try:
             return super().collect_rollouts(*args, **kwargs)
         except StopTraining:
@@ -90,13 +91,12 @@ class Resumable(OffPolicyAlgorithm):
         noise = copy.deepcopy(self.action_noise)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         self._is_stored = True
-        on_continue, self._on_continue = self._on_continue, None
         if reset_num_timesteps:
             self.resumptions = []
-        elif on_continue is not None:
+        elif self._on_continue is not None:
             if type(noise) is type(self.action_noise):
                 self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
-            on_continue(result[1])
+            self._on_continue(result[1])
         return result
 
     def _excluded_save_params(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Which path the updates of a run take: what is asked for or an error, what pays under ``"auto"``, said once."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,12 @@ class TestChoosing:
         policy = model().policy
         assert choose("auto", policy, WORTH_COMPILING - 1)[0] == "plain"
         assert choose("auto", policy, WORTH_COMPILING)[0] == "compiled"
+
+    def test_a_run_without_updates_does_not_compile_however_long_it_is(self):
+        def stop(local, _):
+            return local["self"].num_timesteps < 5
+
+        assert model(gradient_steps=0).learn(math.inf, stop).update_path == "plain"
 
     def test_it_is_chosen_once_per_run_and_said_once(self, capsys):
         algorithm = model(verbose=1)

@@ -151,9 +151,21 @@ class TestFinished:
         assert RunDir.open(folder.path).scores()[0].tolist() == [200, 300, 400, 500]
         assert TD3X.load(folder.last_model).num_timesteps == 500
         assert folder.config()["n_timesteps"] == folder.arguments()["n_timesteps"] == 500
-        first, later = repetition.commands(folder.arguments())
+        first, *later = repetition.commands(folder.arguments())
         assert "--steps 300 " in first
-        assert later.startswith("td3x train --resume RUN --steps 500  # ")
+        assert "#" not in first
+        assert later == ["td3x train --resume RUN --steps 500", "# RUN: the folder that the first command made"]
+
+    def test_another_length_before_its_end_is_told_with_where_it_was_given(self, tmp_path):
+        folder = short_run(tmp_path)
+        before = Store(folder.checkpoints).checkpoints()[-2].steps
+        assert before < 300
+        experiment.train(experiment.resume(folder, steps=310, checkpoint=before))
+        experiment.train(experiment.resume(folder, steps=320))
+        first, second, third, _ = repetition.commands(folder.arguments())
+        assert "--steps 300 " in first
+        assert first.endswith(f"  # stop it with Ctrl-C after {before} steps")
+        assert (second, third) == ("td3x train --resume RUN --steps 310", "td3x train --resume RUN --steps 320")
 
     def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
         folder = short_run(tmp_path)

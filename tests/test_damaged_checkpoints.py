@@ -81,34 +81,45 @@ class TestDamaged:
             resumed.learn(120, TD3XCheckpointCallback(10, folder), resume=True)
         assert "transitions 0 to 39" in str(Store(folder).checkpoints()[-1].manifest["resumed"])
 
-    def without_the_middle(self, folder, env, **kwargs):
-        """A run of 60 steps without those from 20 to 40, and the run as it was."""
+    def without(self, damaged, folder, env, **kwargs):
+        """A resumed run of 60 steps without the twenty of one segment, and the run as it was."""
         learner = model(env(), learning_starts=1000, **kwargs).learn(20)
         for _ in range(2):
             save_run(learner, folder)
             learner.learn(20, reset_num_timesteps=False)
         segments = save_run(learner, folder).manifest["replay"]["segments"]
         assert [one["first"] for one in segments] == [0, 20, 40]
-        (folder / "replay" / segments[1]["file"]).unlink()
-        return resume_run(folder, env(), drop_damaged=True).replay_buffer, learner.replay_buffer
+        (folder / "replay" / segments[damaged]["file"]).unlink()
+        return resume_run(folder, env(), drop_damaged=True), learner
 
     @pytest.mark.parametrize("terminates", [False, True])
     @pytest.mark.parametrize("kwargs", [{"n_steps": 3}, SHARED_MEMORY], ids=["n-step", "shared memory"])
     def test_nothing_is_learned_across_missing_transitions(self, tmp_path, monkeypatch, terminates, kwargs):
         monkeypatch.setattr(replay, "SMALL_ROWS", 1)
         length = 10 if terminates else 13
-        left, whole = self.without_the_middle(tmp_path, lambda: seeded(length=length, terminates=terminates), **kwargs)
+        runs = self.without(1, tmp_path, lambda: seeded(length=length, terminates=terminates), **kwargs)
+        left, whole = (run.replay_buffer for run in runs)
         assert left.size() == 40
         assert (left.dones[19] == 1) == (terminates or "n_steps" not in kwargs)
         assert (left.timeouts[19] == 1) == (not terminates and "n_steps" in kwargs)
         assert np.array_equal(left.dones[:19], whole.dones[:19])
         assert np.array_equal(left.dones[20:40], whole.dones[40:60])
 
+    @pytest.mark.filterwarnings("ignore:not restored exactly")
+    @pytest.mark.parametrize("kwargs", [{"n_steps": 3}, SHARED_MEMORY], ids=["n-step", "shared memory"])
+    def test_nor_from_before_the_last_ones_to_what_comes_next(self, tmp_path, monkeypatch, kwargs):
+        monkeypatch.setattr(replay, "SMALL_ROWS", 1)
+        resumed, _ = self.without(2, tmp_path, lambda: seeded(length=12), **kwargs)  # an episode begins after 60 steps
+        left = resumed.learn(65, resume=True).replay_buffer
+        assert left.size() == 45
+        assert (left.dones[39] == 1) == ("n_steps" not in kwargs)
+        assert (left.timeouts[39] == 1) == ("n_steps" in kwargs)
+
     def test_no_goals_are_drawn_from_missing_transitions(self, tmp_path, monkeypatch):
         monkeypatch.setattr(replay, "SMALL_ROWS", 1)
         kwargs = {"policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer}
         env = partial(DummyVecEnv, [lambda: BitFlippingEnv(n_bits=30, continuous=True, max_steps=6)])
-        left, whole = self.without_the_middle(tmp_path, env, **kwargs)
+        left, whole = (run.replay_buffer for run in self.without(1, tmp_path, env, **kwargs))
         drawn = np.flatnonzero(left.ep_length[:, 0])
         assert drawn.tolist() == [*range(18), *range(42, 60)]  # episodes of 6 steps
         assert np.array_equal(left.actions[drawn], whole.actions[drawn])

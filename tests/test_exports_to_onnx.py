@@ -99,6 +99,11 @@ class TestTheGraphActsAsPredict:
         transposed = env.venv.transpose_observations
         require_equal_actions(session, algorithm, space, lambda batch: env.normalize_obs(transposed(dict(batch))))
 
+    def test_with_a_dict_whose_only_key_is_observation(self, tmp_path):
+        space = spaces.Dict({"observation": spaces.Box(-9, 9, (3,))})
+        algorithm = model(Observing(space), "MultiInputPolicy")
+        require_equal_actions(exported(algorithm, tmp_path / "one.onnx"), algorithm, space)
+
     @pytest.mark.parametrize("env", [None, LineEnv(PICTURE)])
     def test_with_images_as_the_environment_gives_them(self, env, tmp_path):
         algorithm = model(LineEnv(PICTURE), "CnnPolicy")

@@ -116,12 +116,11 @@ class TestObservationSpaces:
             algorithm.policy.normalizer.moments[0].mean, observation["vector"].mean(0), rtol=1e-3, atol=1e-4
         )
 
-    def test_an_observation_without_vectors_is_refused(self):
+    @pytest.mark.parametrize("images", [spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Box(0, 1, (1, 36, 36))])
+    def test_an_observation_without_vectors_is_refused(self, images):
+        settings = {"normalize_observations": True, "normalize_images": images.dtype == np.uint8}
         with pytest.raises(ValueError, match="normalize_observations is for vectors, and there are none"):
-            model(
-                LineEnv(spaces.Box(0, 255, (36, 36, 1), np.uint8)), "CnnPolicy", buffer_size=10,
-                policy_kwargs={"normalize_observations": True},
-            )  # fmt: skip
+            model(LineEnv(images), "CnnPolicy", buffer_size=10, policy_kwargs=settings)
 
 
 class TestFiles:

@@ -286,6 +286,35 @@ class TestHistories:
         assert evaluated.evaluations_results == evaluation.evaluations_results
 
 
+class TestAfterAnErrorBeforeTheFirstStep:
+    @pytest.mark.filterwarnings("ignore:not restored exactly")  # LineEnv does not offer its state, so its episodes are cut
+    @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
+    def test_learn_can_be_called_again(self, tmp_path, env):
+        class Unready(BaseCallback):
+            def _on_training_start(self):
+                raise OSError
+
+            def _on_step(self):
+                return True
+
+        def scored(episodes=2):
+            return EvalCallback(seeded(), n_eval_episodes=episodes, eval_freq=20, log_path=str(tmp_path), verbose=0)
+
+        save_run(model(seeded(env)).learn(50, wanted := scored()), tmp_path, wanted)
+        resume_run(tmp_path, seeded(env)).learn(80, wanted := scored(), resume=True)
+        resumed = resume_run(tmp_path, seeded(env))
+        for error, callback in ((ValueError, scored(episodes=5)), (OSError, [scored(), Unready()]), (OSError, Unready())):
+            with pytest.raises(error):
+                resumed.learn(80, callback, resume=True)
+        resumed.learn(80, found := scored(), resume=True)
+        assert found.evaluations_timesteps == wanted.evaluations_timesteps == [20, 40, 60, 80]
+        assert found.evaluations_results == wanted.evaluations_results
+        assert [one["steps"] for one in resumed.resumptions] == [50]
+        assert_same_run(wanted.model, resumed)
+        with pytest.raises(ValueError, match="resume=True"):
+            resume_run(tmp_path, seeded(env)).learn(80)
+
+
 class TestSaysWhatIsNotExact:
     def test_open_episodes_are_cut_and_counted(self, tmp_path):
         env = DummyVecEnv([lambda: Monitor(LineEnv())] * 2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.envs import BitFlippingEnv
@@ -85,7 +86,7 @@ class AtRolloutStart(BaseCallback):
         return True
 
 
-def test_saving_and_predicting_find_the_pending_update_made(processes, tmp_path):
+def test_saving_exporting_and_predicting_find_the_pending_update_made(processes, tmp_path):
     def saved(algorithm):
         algorithm.save(tmp_path / "model")
         return TD3X.load(tmp_path / "model")._n_updates
@@ -93,11 +94,15 @@ def test_saving_and_predicting_find_the_pending_update_made(processes, tmp_path)
     def predicted(algorithm):
         algorithm.predict(np.zeros((1, 3), np.float32))
 
-    for look in (saved, predicted):
+    def exported(algorithm):
+        with pytest.raises(ValueError, match="the model takes"):  # it is not the file that matters here
+            algorithm.export_onnx(tmp_path / "actor.onnx", env=LineEnv(spaces.Box(-1, 1, (7,))))
+
+    for look in (saved, predicted, exported):
         callback = AtRolloutStart(look)
         model(processes(1), overlap=True).learn(30, callback)
         assert [updates for _, updates in callback.seen] == [0] * 11 + list(range(1, 20))
-        assert all(look is predicted or value == updates for value, updates in callback.seen)
+        assert all(look is not saved or value == updates for value, updates in callback.seen)
 
 
 def test_it_works_with_normalisation_and_evaluation(processes):

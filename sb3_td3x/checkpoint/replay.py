@@ -248,7 +248,7 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
     held = np.zeros(buffer.buffer_size, dtype=bool)
     for segment in segments:
         numbers = np.arange(max(segment["first"], oldest), segment["last"])
-        if incomplete and not in_place and count:
+        if not in_place and count:
             buffer.pos = count
             cut(buffer)  # what comes next in memory did not come next in time
         index = numbers % buffer.buffer_size if in_place else np.arange(count, count + len(numbers))
@@ -262,6 +262,8 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
         count += len(numbers)
     end = added if in_place else count
     buffer.pos, buffer.full = end % buffer.buffer_size, end >= buffer.buffer_size
+    if not in_place and segments and segments[-1]["last"] < added:
+        cut(buffer)  # nor will what is stored next
     return held
 
 

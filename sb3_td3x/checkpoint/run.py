@@ -5,7 +5,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def resume_run(
     problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
     lineages.take_up(model, store, found)
     world.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
-    model._on_continue = partial(_continue, model, found, state, problems, _was_cut(model))
+    model._on_continue = _Continuation(model, found, state, problems)
     return model
 
 
@@ -283,44 +283,57 @@ def _other_versions(found: Checkpoint) -> list[str]:
             for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
 
 
-def _continue(
-    model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str], was_cut: bool, callback: BaseCallback
-) -> None:
-    """Give callbacks, environments, logs and generators their saved state: the last thing before the first step."""
-    env = _env_of(model)
-    _copy_back(state["files"], found, callback_states.files(callback))
-    problems = [*problems, *callback_states.restore(callback, state["callbacks"])]
-    problems += _continue_world(model, env, state["world"], was_cut)
-    logs.go_on(model.logger, env, found.path.parent, found.manifest["logs"], model.num_timesteps)
-    problems += generators.restore(state["generators"], model.action_space)
-    model.resumptions.append({"steps": model.num_timesteps, "not_restored": problems})
-    for problem in problems:
-        warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
+class _Continuation:
+    """
+    Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
 
+    Until that step is made it can be called again: nothing is lost where ``learn`` ends with an error before it.
 
-def _continue_world(model: Resumable, env: VecEnv, saved: dict[str, Any], was_cut: bool) -> list[str]:
-    at_start = np.asarray(model._last_episode_starts, dtype=bool) & (not was_cut)
-    expected = copy.deepcopy(model._last_obs)
-    reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
-    if saved["complete"] and reached:
-        world.set_vec(env, saved)
-        return []
-    model._last_obs = env.reset()  # type: ignore[assignment]
-    world.set_vec(env, saved, of_episodes=False)
-    normalization = model.get_vec_normalize_env()
-    if normalization is not None:
-        model._last_original_obs = normalization.get_original_obs()
-        model._last_obs = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
-    cut(model.replay_buffer, ~at_start)
-    model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
-    problems = [_forgotten(name) for name in world.lost(env, saved)]
-    if not at_start.all():
-        return [*problems, "the episodes that were under way, which are cut here"]
-    if not _equal(model._last_obs, expected):
-        return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
-                "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
-    model._last_obs = expected
-    return problems
+    :param problems: what could not be restored so far
+    """
+
+    def __init__(self, model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str]):
+        self.model, self.found, self.state, self.problems = model, found, state, problems
+        self.was_cut = _was_cut(model)
+        self.resumptions = model.resumptions
+        self.reached: tuple[Any, Any] | None = None  # the environments' last observation and whether it began an episode
+
+    def __call__(self, callback: BaseCallback) -> None:
+        model, env = self.model, _env_of(self.model)
+        self.reached = self.reached or copy.deepcopy((model._last_obs, model._last_episode_starts))
+        _copy_back(self.state["files"], self.found, callback_states.files(callback))
+        problems = [*self.problems, *callback_states.restore(callback, self.state["callbacks"])]
+        problems += self._world(env, self.state["world"], *self.reached)
+        logs.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
+        problems += generators.restore(self.state["generators"], model.action_space)
+        model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
+        for problem in problems:
+            warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
+
+    def _world(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
+        model, at_start = self.model, np.asarray(episode_starts, dtype=bool) & (not self.was_cut)
+        reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
+        if saved["complete"] and reached:
+            world.set_vec(env, saved)
+            model._last_obs = last_obs
+            return []
+        first: Any = env.reset()
+        world.set_vec(env, saved, of_episodes=False)
+        normalization = model.get_vec_normalize_env()
+        if normalization is not None:
+            model._last_original_obs = normalization.get_original_obs()
+            first = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
+        cut(model.replay_buffer, ~at_start)
+        model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
+        is_equal = _equal(first, last_obs)
+        model._last_obs = last_obs if is_equal and at_start.all() else first
+        problems = [_forgotten(name) for name in world.lost(env, saved)]
+        if not at_start.all():
+            return [*problems, "the episodes that were under way, which are cut here"]
+        if not is_equal:
+            return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
+                    "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
+        return problems
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -78,7 +78,7 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
     for run in runs:
         try:
             experiment.check(experiment_of(run))
-            if Store(folder.run(run) / "checkpoint").checkpoints():
+            if Store(RunDir(folder.run(run), run.env).checkpoints).checkpoints():
                 _require_same(run, folder)
         except ValueError as error:
             raise ValueError(f"{run.setting}, {run.env}: {error}") from error

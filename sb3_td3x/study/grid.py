@@ -1,6 +1,5 @@
 """A study file: the runs it stands for, and what is wrong with it in one line."""
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 
 from sb3_td3x.rundir import file_name
-from sb3_td3x.settings import meant, whole
+from sb3_td3x.settings import did_you_mean, meant, whole
 
 GRID_KEYS = ("algo", "setting", "envs", "seeds")
 WHOLE_STUDY = ("threads",)
@@ -122,6 +121,5 @@ def _list(value: Any, key: str, label: str) -> list[Any]:
 def _require_known(entry: dict[str, Any], known: Collection[str], label: str = "") -> None:
     for key in entry:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are runs, {', '.join(sorted(known))}"
-            raise ValueError(f"{label}there is no key {key!r}: {hint}")
+            hint = did_you_mean(str(key), known) or f": known are runs, {', '.join(sorted(known))}"
+            raise ValueError(f"{label}there is no key {key!r}{hint}")

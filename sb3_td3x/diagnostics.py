@@ -78,14 +78,14 @@ class Diagnosed(Loadable):
     """An off-policy algorithm with TD3's networks that adds to SB3's log, whenever it is written, what is measured here."""
 
     policy: TD3Policy
-    _pace: tuple[float, int] | None = None  # when the log was last written, and the updates until then
+    _pace: tuple[float, int, int] | None = None  # when the log was last written, and the steps and updates until then
 
     def _rule_settings(self) -> UpdateSettings:
         raise NotImplementedError
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         result = super()._setup_learn(*args, **kwargs)
-        self._pace = time.perf_counter(), self._n_updates
+        self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
 
     def dump_logs(self) -> None:
@@ -98,10 +98,7 @@ class Diagnosed(Loadable):
         std = noise_std(self.action_noise)
         if std is not None:
             self.logger.record("rollout/action_noise_std", std)
-        now, before = time.perf_counter(), self._pace
-        self._pace = now, self._n_updates
-        if before is not None:
-            self.logger.record("time/updates_per_second", (self._n_updates - before[1]) / max(now - before[0], 1e-9))
+        self._record_pace()
         if self._n_updates == 0 or self._is_refilling or not can_sample(self.replay_buffer):
             return  # the critics know nothing yet, or the buffer holds next to nothing
         self.policy.set_training_mode(False)
@@ -110,3 +107,13 @@ class Diagnosed(Loadable):
         )
         for name, value in measure(self.policy, batch, noise, self._rule_settings()).items():
             self.logger.record(f"train/{name}", value)
+
+    def _record_pace(self) -> None:
+        """Once per step: where episodes of several environments end together, SB3 writes the log for each."""
+        now = time.perf_counter()
+        if self._pace is not None:
+            then, steps, updates = self._pace
+            if steps == self.num_timesteps:
+                return
+            self.logger.record("time/updates_per_second", (self._n_updates - updates) / max(now - then, 1e-9))
+        self._pace = now, self.num_timesteps, self._n_updates

@@ -76,6 +76,10 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
             "(td3x: --trust), or import the module first"
         )
     if module:
+        if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+            raise ValueError(
+                f"{env_id!r}: {module!r} is no name of a module: write it as in an import, as in my_module:{name}"
+            )
         if module not in sys.modules:
             _find_modules_in_the_working_directory()
         try:
@@ -84,8 +88,11 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
             raise ValueError(f"{env_id!r}: the module {module} cannot be imported: {error}") from error
     if name in gym.registry:
         return
-    near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
+    prefix = env_id.removesuffix(name)
+    near = [f"{prefix}{one}" for one in difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)]
     hint = f"; the nearest are {', '.join(near)}" if near else ""
+    if not module:
+        hint += f"; one that a module of your own registers is my_module:{name}"
     if "Bullet" in env_id and find_spec("pybullet_envs_gymnasium") is None:
         hint = "; PyBullet's come with: pip install pybullet_envs_gymnasium"
     raise ValueError(f"there is no environment {env_id!r}{hint}")

@@ -45,9 +45,10 @@ class UntrustedModelError(ModelFileError):
     """
 
     def __init__(self, field: str, held: str, file: str = "the file"):
+        instead = f", or with custom_objects={{{field!r}: ...}}" if field.isidentifier() else ""
         super().__init__(
             f"{file} cannot be loaded without trusting it: {field} holds {held}, which runs code of whoever made the file. "
-            f"If you trust them, load with trust=True (td3x: --trust); a model also with custom_objects={{{field!r}: ...}}."
+            f"If you trust them, load with trust=True (td3x: --trust){instead}."
         )
         self.field = field
         self.held = held

@@ -1,5 +1,6 @@
 """Loading models and replay buffers: what ``load`` needs to be told, and what it must not change."""
 
+import inspect
 import io
 import json
 import pathlib
@@ -69,8 +70,10 @@ class Loadable(Exploring):
         :raises UntrustedModelError: without ``trust``, naming the attribute that runs code and the ways to load it
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
+        :raises TypeError: for an attribute that there is not
         """
         file = modelfile.read(path, strict=not trust)
+        _require_known(cls, kwargs, file)
         # Nothing that the caller gives can be at fault when nothing is given
         blameless = not trust and env is None and not kwargs and not custom_objects
         kwargs["n_quantiles"] = n_quantiles = _n_quantiles(file, kwargs)
@@ -230,6 +233,15 @@ class Loadable(Exploring):
             }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
         self.replay_buffer_class = prioritized.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
+
+
+def _require_known(cls: type, given: Iterable[str], file: modelfile.ModelFile) -> None:
+    """SB3 would set any attribute, and learning would go on as if the misspelt one had not been given."""
+    parameters = {name for one in cls.__mro__ if "__init__" in vars(one) for name in inspect.signature(one).parameters}
+    known = parameters | file.data.keys()
+    for name in given:
+        if name not in known and not hasattr(cls, name):
+            raise TypeError(f"{cls.__name__} has no {name!r} to load with{settings.did_you_mean(name, known)}")
 
 
 def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:

@@ -231,10 +231,15 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
 
     Those of the optimiser are Python's numbers: torch writes others into a file that it does not read.
 
-    :raises ValueError: for a class of policies that cannot have quantile critics
+    :raises ValueError: for a class of policies that cannot have quantile critics, or what is no class where one is needed
     """
+    if not isinstance(given, dict):
+        raise ValueError(f"policy_kwargs must be a dict, not {given!r}")
     if "n_quantiles" in given:
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
+    for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
+        if not callable(given.get(name, dict)) and given[name] is not None:
+            raise ValueError(f"{name} in policy_kwargs must be a class, not {given[name]!r}")
     if given.get("optimizer_kwargs"):
         given = {**given, "optimizer_kwargs": _pythons(given["optimizer_kwargs"])}
     if n_quantiles == 1:

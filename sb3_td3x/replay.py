@@ -14,6 +14,7 @@ from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStep
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
@@ -75,6 +76,15 @@ def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
         buffer.dones[buffer.pos - 1, is_cut] = 1
     else:
         buffer.timeouts[buffer.pos - 1, is_cut] = 1
+
+
+def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
+    """
+    :raises ValueError: for a strategy of hindsight goals that there is not, of which SB3 says as much as ``KeyError``
+    """
+    strategy = buffer_kwargs.get("goal_selection_strategy")
+    if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
+        raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
 
 
 class DeviceReplayBuffer(ReplayBuffer):

@@ -77,7 +77,15 @@ class RunDir:
             raise ValueError(f"there is no folder {path}")
         found = sorted(path.glob(f"*/{ARGUMENTS}"))
         if not found:
-            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS})")
+            inside = [one.name for one in sorted(path.glob("*")) if cls.is_at(one)]
+            hint = (
+                f"; its run is {path.parent}"
+                if cls.is_at(path.parent)
+                else f"; runs in it: {', '.join(inside)}"
+                if inside
+                else ""
+            )
+            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){hint}")
         env_id = _read(found[0]).get("env")
         if not isinstance(env_id, str):
             raise ValueError(f"{found[0]} names no environment")
@@ -260,10 +268,13 @@ _Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: t
 
 def _read(path: Path) -> dict[str, Any]:
     """
-    :raises ValueError: for a file that is no mapping, names a class that is not on the list, or is larger than settings are
+    :raises ValueError: for no file, or one that is no mapping, names a class that is not on the list, or is too large
     """
-    with path.open("rb") as file:
-        text = file.read(MOST_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ValueError(f"a part of the run is missing: {path}") from error
     if len(text) > MOST_BYTES:
         raise ValueError(f"{path} holds more than settings: more than {MOST_BYTES} bytes")
     try:

@@ -219,6 +219,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         self._choose_quantiles()
         settings.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         self._choose_replay_buffer_class()
+        replay.require_known_goals(self.replay_buffer_kwargs)
 
     def _choose_quantiles(self) -> None:
         request, self.n_quantiles = self.n_quantiles, policies.chosen_quantiles(self.n_quantiles, self.policy_class)

@@ -14,14 +14,14 @@ from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, experiment, files, lock, repetition
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
 from tests.commands import FAST, called, prepared, start, td3x
 from tests.resuming import seeded
-from tests.tools import LineEnv, weights
+from tests.tools import LineEnv, model, weights
 
 STEPS = 1200
 SETTINGS = [
@@ -299,6 +299,17 @@ class TestRefused:
 
     def test_a_folder_without_a_run(self, tmp_path, monkeypatch, capfd):
         assert "is not a run" in self.refusal(monkeypatch, capfd, "--resume", tmp_path)
+
+    def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, monkeypatch, capfd):
+        folder = RunDir.create(tmp_path, "Pendulum-v1")
+        folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})
+        save_run(model(seeded()).learn(20), folder.checkpoints)
+        assert f"; its run is {folder.path}" in self.refusal(monkeypatch, capfd, "--resume", folder.checkpoints)
+        assert "; runs in it: Pendulum-v1_1" in self.refusal(monkeypatch, capfd, "--resume", folder.path.parent)
+        with pytest.raises(CheckpointError, match="its folder checkpoint does"):
+            resume_run(folder.path, seeded())
+        folder.config_file.unlink()
+        assert "a part of the run is missing: " in self.refusal(monkeypatch, capfd, "--resume", folder.path)
 
 
 class TestOtherAlgorithms:

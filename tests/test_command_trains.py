@@ -226,6 +226,12 @@ class TestEnvironmentsOfOnesOwn:
 
 BAD_TRAINING = {
     "an unknown environment": (["--env", "Walker2DBullet-v0"], "the nearest are Walker2DBulletEnv-v0"),
+    "one of a module": (["--env", "gymnasium:Pendulun-v1"], "the nearest are gymnasium:Pendulum-v1"),
+    "one of nobody knows which module": (["--env", "qqqqqq-v0"], "your own registers is my_module:qqqqqq-v0"),
+    "a path for a module": (["--env", "./mine:Own-v0"], "'./mine' is no name of a module"),
+    "a file for a module": (["--env", "mine.py:Own-v0"], "'mine.py' is no name of a module"),
+    "unknown goals": (["--set", "replay_buffer_kwargs.goal_selection_strategy=futur"], "can be future, final, episode"),
+    "a policy's arguments that are none": (["--set", "policy_kwargs=[64, 64]"], "policy_kwargs must be"),
     "discrete actions": (["--env", "CartPole-v1"], "only supports"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
     "an unknown setting": (["--set", "batchsize=1"], "did you mean batch_size"),

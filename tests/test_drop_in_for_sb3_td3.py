@@ -128,3 +128,16 @@ def test_a_users_own_td3policy_is_accepted():
 def test_an_action_noise_object_is_used_as_it_is():
     noise = NormalActionNoise(np.zeros(1), np.full(1, 0.3))
     assert model(action_noise=noise).action_noise is noise
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([64, 64], r"policy_kwargs must be a dict, not \[64, 64\]"),
+        ({"activation_fn": "relu"}, "activation_fn in policy_kwargs must be a class, not 'relu'"),
+        ({"optimizer_class": "Adam"}, "optimizer_class in policy_kwargs must be a class, not 'Adam'"),
+    ],
+)
+def test_arguments_of_the_policy_of_another_kind_are_named(given, said):
+    with pytest.raises(ValueError, match=said):
+        model(policy_kwargs=given)

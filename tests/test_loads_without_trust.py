@@ -208,6 +208,8 @@ def test_normalisation_comes_back_without_trust(tmp_path):
         assert equal(loaded.ret_rms, env.ret_rms)
         loaded.reset()
         loaded.step(np.zeros((1, 1), np.float32))
+        with pytest.raises(ValueError, match="make_vec_env"):
+            load_vecnormalize(tmp_path / "statistics.pkl", LineEnv(space))
 
 
 def test_sb3s_policy_files_are_read_too(tmp_path):

@@ -66,6 +66,18 @@ def test_attributes_can_be_changed_at_load_and_are_checked(saved, name, value):
         TD3X.load(saved[1], **{name: -1})
 
 
+def test_an_attribute_that_there_is_not_is_refused_at_load(saved):
+    class Own(TD3X):
+        def __init__(self, *args, scale=1.0, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.scale = scale
+
+    with pytest.raises(TypeError, match=r"no 'batchsize' to load with: did you mean batch_size"):
+        TD3X.load(saved[1], batchsize=64)
+    assert TD3X.load(saved[1], num_timesteps=7, custom_objects={"clip_range": 0.2}).num_timesteps == 7  # rl-zoo3 gives such
+    assert Own.load(saved[1], scale=2.0, gamma=0.5).scale == 2
+
+
 @pytest.mark.parametrize("name", ["gamma", "policy_delay", "batch_size", "target_policy_noise", "gradient_steps"])
 def test_a_value_that_could_not_be_loaded_cannot_be_set(name):
     algorithm = model()
@@ -139,6 +151,17 @@ def test_the_replay_buffer(saved, tmp_path):
     loaded.load_replay_buffer(tmp_path / "buffer")
     np.testing.assert_array_equal(loaded.replay_buffer.observations, algorithm.replay_buffer.observations)
     assert loaded.replay_buffer.pos == algorithm.replay_buffer.pos == 60
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "a zip, such as a model's"), (b"import math\n", "it is no pickle"), (b"", "no")]
+)
+def test_another_file_than_a_replay_buffer_is_told_from_a_strangers(saved, tmp_path, content, said):
+    algorithm, path = saved
+    (tmp_path / "buffer.pkl").write_bytes(Path(path).read_bytes() if content is None else content)
+    with pytest.raises(ModelFileError, match=said) as refused:
+        algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert "trust" not in str(refused.value)
 
 
 def test_the_format_version_is_in_the_file(saved):

@@ -68,7 +68,7 @@ class TestTheReplayBuffer:
     @pytest.mark.parametrize("drop_damaged", [False, True])
     def test_that_does_not_fit_is_refused_with_what_differs(self, drop_damaged, tmp_path):
         save_run(model(seeded(count=2), gradient_steps=-1).learn(40), tmp_path)
-        with pytest.raises(CheckpointError, match="environments side by side was 2, is 1") as refused:
+        with pytest.raises(CheckpointError, match="of n_envs=2, this run has n_envs=1") as refused:
             resume_run(tmp_path, seeded(), drop_damaged=drop_damaged)
         assert "drop" not in str(refused.value)  # which would not help
 

@@ -36,7 +36,6 @@ PRINTED_ROWS = 8
 KIND = {
     "class": "the class",
     "buffer_size": "the number of steps",
-    "n_envs": "the number of environments side by side",
     "memory": "shape and type of each array",
 }
 """What has to be equal for a buffer to be filled, in words."""
@@ -77,6 +76,8 @@ def require_kind(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> N
     :param saved: from ``save``
     :raises CheckpointError: naming what the saved buffer had of another class, size or shape
     """
+    if saved["n_envs"] != buffer.n_envs:
+        raise CheckpointError(folder, f"holds transitions of n_envs={saved['n_envs']}, this run has n_envs={buffer.n_envs}")
     differing = [f"{KIND[name]} was {saved[name]}, is {own}" for name, own in _kind(buffer).items() if saved[name] != own]
     if differing:
         raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")

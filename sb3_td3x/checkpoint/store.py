@@ -89,7 +89,9 @@ class Store:
         if not wanted:
             there = ", ".join(f"{one.steps:,}" for one in every) or "none"
             which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
-            raise CheckpointError(self.folder, f"holds {which} (there: {there})")
+            inside = [path.name for path in sorted(self.folder.glob("*/")) if not every and Store(path).checkpoints()]
+            hint = f", its folder {inside[0]} does" if inside else ""
+            raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
         try:
             wanted[-1].check()
         except CheckpointError as error:

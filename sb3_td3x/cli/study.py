@@ -78,7 +78,7 @@ def _report(console: Console, table: "RunsTable", summary: Path) -> None:
     done = table.count("done")
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}", soft_wrap=True)
     if done < len(table.runs):
-        console.print("the same command goes on with the others")
+        console.print("the same command tries the others again")
         raise typer.Exit(1)
 
 

@@ -35,12 +35,14 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
     :param trust: read it as SB3 does, which runs whatever code the file holds
     :raises UntrustedModelError: without ``trust``, for a file that holds more than statistics, spaces and arrays
     :raises ModelFileError: for a damaged file or one of something else
-    :raises ValueError: for statistics of other observations than the environments give
+    :raises ValueError: for statistics of other observations than the environments give, or what is no ``VecEnv``
     """
+    if not isinstance(venv, VecEnv):
+        raise ValueError("statistics are for an SB3 VecEnv, such as make_vec_env gives, not for a single environment")
     if trust:
         return VecNormalize.load(str(path), venv)
     name = str(path)
-    with pathlib.Path(path).open("rb") as file, _told("VecNormalize", name):
+    with pathlib.Path(path).open("rb") as file, _told("the VecNormalize", name):
         loaded = unpickle(file)
         _require_statistics(loaded)
     try:

@@ -18,6 +18,8 @@ from sb3_td3x.errors import ModelFileError
 from sb3_td3x.serialization import pickle_rules, plain
 from sb3_td3x.serialization.pickle_rules import Forbidden
 
+PICKLE = b"\x80"
+"""What a pickle begins with, from its second format on; no older one is written by a Python that SB3 runs on."""
 _KEYS = (str, int, float, bool, bytes, type(None))  # hashed in a time that their text bounds
 
 
@@ -102,6 +104,10 @@ def unpickle(file: BinaryIO) -> Any:
     :raises Forbidden: naming what is not on the list
     :raises ModelFileError: for anything that is no whole pickle
     """
+    begin = file.read(2)
+    file.seek(-len(begin), io.SEEK_CUR)
+    if not begin.startswith(PICKLE):
+        raise ModelFileError("it is a zip, such as a model's, and no pickle" if begin == b"PK" else "it is no pickle")
     with readable():
         return Unpickler(file).load()
 

@@ -125,6 +125,12 @@ class TestFile:
         with pytest.raises(ValueError, match="--jobs is for this machine"):
             runners.on_ray("auto", jobs=2)
 
+    @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
+    def test_a_cluster_that_does_not_answer_is_said_not_to(self, address):
+        pytest.importorskip("ray")
+        with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}"):
+            runners.on_ray(address)
+
     def test_each_run_has_its_line_when_it_ends(self, tmp_path, monkeypatch, capfd):
         printed = []
 

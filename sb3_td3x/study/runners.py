@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -124,12 +125,13 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
     :param jobs: cores of a local cluster; ``None`` takes all. A running one has its own
     :param threads: cores that a run takes
-    :raises ValueError: if Ray is not installed
+    :raises ValueError: if Ray is not installed, or nobody answers at the address
     """
     if find_spec("ray") is None:
         raise ValueError('studies on Ray need the extra "ray": pip install "sb3-td3x[ray]"')
     if jobs is not None and address != "local":
         raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time, its cores decide")
+    _require_answer(address)
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
         import ray
@@ -149,6 +151,16 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
                 ray.wait(list(pending), num_returns=len(pending))
 
     return runner
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself tries for minutes, and says nothing of it."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def _outcome(run: StudyRun, reference: Any) -> Outcome:

@@ -124,11 +124,16 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """The extractor; where observations are normalised, behind one normaliser for all networks."""
+        space = self.observation_space
+        if self.features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
+            raise ValueError(
+                f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images"
+            )
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
             return extractor
         if not hasattr(self, "actor"):
-            return NormalizesObservations(extractor, ObservationNormalizer(self.observation_space, not self.normalize_images))
+            return NormalizesObservations(extractor, ObservationNormalizer(space, not self.normalize_images))
         return NormalizesObservations(extractor, self.normalizer)
 
     @property

@@ -201,6 +201,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         return self.policy.critic_target
 
     def _setup_model(self) -> None:
+        if not hasattr(self, "action_space"):
+            raise ValueError("a model is made for an environment: TD3X(policy, env)")
         check_action_bounds(self.action_space)  # type: ignore[arg-type]
         self._settle()
         self.action_noise = self.action_noise  # checked, now that a loaded model has its action space too

@@ -141,3 +141,10 @@ def test_an_action_noise_object_is_used_as_it_is():
 def test_arguments_of_the_policy_of_another_kind_are_named(given, said):
     with pytest.raises(ValueError, match=said):
         model(policy_kwargs=given)
+
+
+def test_a_model_without_its_environment_and_a_policy_for_other_observations_are_refused():
+    with pytest.raises(ValueError, match="for an environment"):
+        TD3X("MlpPolicy", None)
+    with pytest.raises(ValueError, match=r"MultiInputPolicy is for Dict observations, not for Box.*use MlpPolicy"):
+        model(policy="MultiInputPolicy")

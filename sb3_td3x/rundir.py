@@ -77,15 +77,7 @@ class RunDir:
             raise ValueError(f"there is no folder {path}")
         found = sorted(path.glob(f"*/{ARGUMENTS}"))
         if not found:
-            inside = [one.name for one in sorted(path.glob("*")) if cls.is_at(one)]
-            hint = (
-                f"; its run is {path.parent}"
-                if cls.is_at(path.parent)
-                else f"; runs in it: {', '.join(inside)}"
-                if inside
-                else ""
-            )
-            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){hint}")
+            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){cls._runs_near(path)}")
         env_id = _read(found[0]).get("env")
         if not isinstance(env_id, str):
             raise ValueError(f"{found[0]} names no environment")
@@ -95,6 +87,14 @@ class RunDir:
     def is_at(path: Path) -> bool:
         """Whether a folder is that of a run."""
         return any(path.glob(f"*/{ARGUMENTS}"))
+
+    @classmethod
+    def _runs_near(cls, path: Path) -> str:
+        """The end of an error about a file or a folder of a run, or the folder of several."""
+        if cls.is_at(path.parent):
+            return f"; its run is {path.parent}"
+        inside = [one.name for one in sorted(path.glob("*")) if cls.is_at(one)]
+        return f"; runs in it: {', '.join(inside)}" if inside else ""
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:

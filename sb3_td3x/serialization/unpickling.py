@@ -18,8 +18,6 @@ from sb3_td3x.errors import ModelFileError
 from sb3_td3x.serialization import pickle_rules, plain
 from sb3_td3x.serialization.pickle_rules import Forbidden
 
-PICKLE = b"\x80"
-"""What a pickle begins with, from its second format on; no older one is written by a Python that SB3 runs on."""
 _KEYS = (str, int, float, bool, bytes, type(None))  # hashed in a time that their text bounds
 
 
@@ -104,12 +102,22 @@ def unpickle(file: BinaryIO) -> Any:
     :raises Forbidden: naming what is not on the list
     :raises ModelFileError: for anything that is no whole pickle
     """
-    begin = file.read(2)
-    file.seek(-len(begin), io.SEEK_CUR)
-    if not begin.startswith(PICKLE):
-        raise ModelFileError("it is a zip, such as a model's, and no pickle" if begin == b"PK" else "it is no pickle")
+    _require_pickle(file)
     with readable():
         return Unpickler(file).load()
+
+
+def _require_pickle(file: BinaryIO) -> None:
+    """Another kind of file, read as a pickle, would be said to be damaged or to run code."""
+    start = file.tell()
+    begin = file.read(2)
+    file.seek(max(file.seek(0, io.SEEK_END) - 1, 0))
+    end = file.read(1)
+    file.seek(start)
+    if begin == b"PK":
+        raise ModelFileError("it is a zip, such as a model's, and no pickle")
+    if begin[:1] != pickle.PROTO and end != pickle.STOP:  # the first formats have no mark at their beginning
+        raise ModelFileError("it is no pickle")
 
 
 @contextmanager

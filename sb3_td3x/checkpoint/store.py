@@ -89,7 +89,7 @@ class Store:
         if not wanted:
             there = ", ".join(f"{one.steps:,}" for one in every) or "none"
             which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
-            inside = [path.name for path in sorted(self.folder.glob("*/")) if not every and Store(path).checkpoints()]
+            inside = [] if every else [path.name for path in sorted(self.folder.glob("*/")) if Store(path).checkpoints()]
             hint = f", its folder {inside[0]} does" if inside else ""
             raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
         try:

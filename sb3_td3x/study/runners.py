@@ -154,12 +154,12 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself tries for minutes, and says nothing of it."""
+    """Ray itself tries for more than a minute, and says nothing of it."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()  # brackets: of IPv6
+        except (OSError, OverflowError) as error:
             raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
 
 

@@ -4,7 +4,9 @@ import inspect
 import io
 import json
 import pathlib
+import warnings
 import zipfile
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +24,12 @@ from sb3_td3x.exploration import Exploring
 from sb3_td3x.replay import AUTOMATIC_CLASSES, can_sample, check_fits, cut, stored_transitions
 from sb3_td3x.serialization import fields, modelfile, parameters
 from sb3_td3x.serialization.pickled import read_buffer
+
+NOT_AFTER_IT_IS_BUILT = {"policy", "env", "_init_setup_model"}
+"""Arguments of the constructor alone; ``load`` has an ``env`` of its own."""
+
+PATIENCE = 10
+"""How many times the transitions that updates need may be stored without the end of an episode before a warning."""
 
 SelfLoadable = TypeVar("SelfLoadable", bound="Loadable")
 
@@ -86,22 +94,18 @@ class Loadable(Exploring):
             given = saved  # an attribute that is given is not unpickled by SB3: these are all that the file has
             if "policy_class" not in (custom_objects or {}):
                 _require_size(file, saved, n_quantiles)
-        if "replay_buffer_class" in kwargs:
-            kwargs["_replay_buffer_is_automatic"] = kwargs["replay_buffer_class"] is None
-        elif {"n_steps", "prioritization"} & kwargs.keys():
-            kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", True))
-        else:
-            kwargs.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic"))
-        request = kwargs.pop("learning_starts", None)
-        # SB3's zips hold a number alone: that is what the program did, whatever today's default is
-        kwargs["_learning_starts_request"] = saved.get("_learning_starts_request", saved.get("learning_starts", settings.AUTO))
-        kwargs = {**{name: value for name, value in modelfile.BEFORE.items() if name not in saved}, **kwargs}
+        if env is None:
+            _require_no_hindsight(kwargs.get("replay_buffer_class", saved.get("replay_buffer_class")))
+        request, window = kwargs.pop("learning_starts", None), kwargs.pop("stats_window_size", None)
+        kwargs = _completed(kwargs, saved)
         with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
             model._restore_own_members(file)
         del model._loading
         if request is not None:
             model.learning_starts = request
+        if window is not None:
+            model._remember_episodes(settings.whole("stats_window_size", window, minimum=1))
         if kwargs.get("seed") is not None:
             model.set_random_seed(model.seed)
         elif "noise_generator" not in saved:
@@ -137,6 +141,13 @@ class Loadable(Exploring):
         modelfile.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
         _write_whole(path, zipped.getbuffer())
 
+    def _remember_episodes(self, count: int) -> None:
+        """For the logged averages."""
+        self._stats_window_size = count
+        for name in ("ep_info_buffer", "ep_success_buffer"):
+            if (known := getattr(self, name)) is not None:
+                setattr(self, name, deque(known, maxlen=count))
+
     def _own_members(self) -> dict[str, bytes]:
         """What the zip holds beside SB3's members and the attributes, by name."""
         return {}
@@ -154,19 +165,32 @@ class Loadable(Exploring):
         Take networks and optimisers from a zip or from what ``get_parameters`` gave. All of them fit, or none is taken.
 
         :param load_path_or_dict: a model's zip, or state dicts by name
-        :param exact_match: refuse if one is missing
+        :param exact_match: refuse if a network, an optimiser or a tensor of theirs is missing; ``False`` takes what there is
         :param device: where a zip's tensors are put
         :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
-        :raises ValueError: for a name that the model does not have
+        :raises ValueError: for a name that the model does not have, or one that is missing
         """
         given: Any = load_path_or_dict
         if not isinstance(given, dict):
             file = modelfile.read(given)
             with modelfile.explained_errors(file.name, everything=True):
                 _, given, _ = load_from_zip_file(file.open(), load_data=False, device=device)
-        known = {name: recursive_getattr(self, name) for name in self._get_torch_save_params()[0]}
-        parameters.require_fit({name: given[name] for name in given if exact_match and name in known}, known)
+        names = self._get_torch_save_params()[0]
+        if exact_match and given.keys() != set(names):
+            raise ValueError(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, given))}")
+        parameters.require_fit(given, {name: self._holder(name) for name in given}, is_whole=exact_match)
         super().set_parameters(given, exact_match, device)
+
+    def _holder(self, name: str) -> th.nn.Module | th.optim.Optimizer:
+        """Of a state dict of ``set_parameters``."""
+        try:
+            found = recursive_getattr(self, name)
+        except AttributeError:
+            found = None
+        if not isinstance(found, (th.nn.Module, th.optim.Optimizer)):
+            near = settings.did_you_mean(name, self._get_torch_save_params()[0])
+            raise ValueError(f"the model has no network or optimiser {name!r}{near}")
+        return found
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
@@ -216,8 +240,14 @@ class Loadable(Exploring):
 
     def _must_refill(self) -> bool:
         if self._is_refilling:
-            too_few = stored_transitions(self.replay_buffer) < self._updates_start_at()
-            self._is_refilling = too_few or not can_sample(self.replay_buffer)
+            stored, needed = stored_transitions(self.replay_buffer), self._updates_start_at()
+            self._is_refilling = stored < needed or not can_sample(self.replay_buffer)
+            if self._is_refilling and stored >= PATIENCE * needed:
+                warnings.warn(
+                    "nothing is learned yet: HerReplayBuffer draws from episodes that have ended, and none has. Give the "
+                    "environment a time limit (max_episode_steps)",
+                    stacklevel=2,
+                )
         return self._is_refilling
 
     def _choose_replay_buffer_class(self) -> None:
@@ -237,11 +267,42 @@ class Loadable(Exploring):
 
 def _require_known(cls: type, given: Iterable[str], file: modelfile.ModelFile) -> None:
     """SB3 would set any attribute, and learning would go on as if the misspelt one had not been given."""
-    parameters = {name for one in cls.__mro__ if "__init__" in vars(one) for name in inspect.signature(one).parameters}
-    known = parameters | file.data.keys()
+    known = (_constructor_arguments(cls) | file.data.keys()) - NOT_AFTER_IT_IS_BUILT
     for name in given:
-        if name not in known and not hasattr(cls, name):
+        if name not in known:
             raise TypeError(f"{cls.__name__} has no {name!r} to load with{settings.did_you_mean(name, known)}")
+
+
+def _constructor_arguments(cls: type) -> set[str]:
+    """By name, with those that a subclass passes on as ``**kwargs``."""
+    names: set[str] = set()
+    for one in cls.__mro__:
+        if "__init__" in vars(one):
+            found = inspect.signature(one).parameters.values()
+            names |= {each.name for each in found}
+            if not any(each.kind is each.VAR_KEYWORD for each in found):
+                break
+    return names
+
+
+def _require_no_hindsight(buffer_class: Any) -> None:
+    if inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
+        raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
+
+
+def _completed(given: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The attributes to change, with those that follow from them and from what the file has or lacks."""
+    given = dict(given)
+    if "replay_buffer_class" in given:
+        given["_replay_buffer_is_automatic"] = given["replay_buffer_class"] is None
+    else:
+        unless_saved = True if {"n_steps", "prioritization"} & given.keys() else None
+        given.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", unless_saved))
+    if "replay_buffer_kwargs" in given:
+        given["replay_buffer_kwargs"] = given["replay_buffer_kwargs"] or {}
+    # SB3's zips hold a number alone: that is what the program did, whatever today's default is
+    given["_learning_starts_request"] = saved.get("_learning_starts_request", saved.get("learning_starts", settings.AUTO))
+    return {**{name: value for name, value in modelfile.BEFORE.items() if name not in saved}, **given}
 
 
 def _n_quantiles(file: modelfile.ModelFile, given: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch as th
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import TensorDict, TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import GymEnv, TensorDict, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
@@ -72,6 +72,7 @@ class Overlapping(OffPolicyAlgorithm):
 
     def _start_overlapping(self) -> None:
         """For ``overlap=True``, put a wrapper around the environments that makes the updates while they step."""
+        self._finish_pending()  # of a `learn` that an error ended
         self._overlapping = self.overlap
         if self.overlap and self.env is not None:
             if isinstance(self.replay_buffer, HerReplayBuffer):
@@ -92,6 +93,14 @@ class Overlapping(OffPolicyAlgorithm):
     def _finish_pending(self) -> None:
         if isinstance(self.env, OverlapVecEnv):
             self.env.finish()
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        self._finish_pending()
+        super().set_env(env, force_reset)
+
+    def load_replay_buffer(self, *args: Any, **kwargs: Any) -> None:
+        self._finish_pending()
+        super().load_replay_buffer(*args, **kwargs)
 
     def save(
         self,

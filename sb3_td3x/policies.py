@@ -129,6 +129,8 @@ class TD3XPolicy(sb3.TD3Policy):
             raise ValueError(
                 f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images"
             )
+        if self.features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
+            raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
             return extractor

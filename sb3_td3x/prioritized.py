@@ -34,12 +34,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
     """
 
-    def __init__(self, buffer_size: int, observation_space: spaces.Space, *args: Any, **kwargs: Any):
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+    ):
         if isinstance(observation_space, spaces.Dict):
             raise ValueError(f"PrioritizedReplayBuffer is for flat and image observations, not for Dict: {INSTEAD}")
-        super().__init__(buffer_size, observation_space, *args, **kwargs)
-        if self.optimize_memory_usage:
+        if optimize_memory_usage:
             raise ValueError("PrioritizedReplayBuffer stores every observation twice: leave optimize_memory_usage off")
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
+        )
         self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
         self._largest = np.array([1.0, 0.0])  # priority, and updates since it was looked for
         self._sampled: tuple[np.ndarray, np.ndarray] | None = None
@@ -107,8 +118,10 @@ def buffer_class_for(prioritization: str | None, chosen: type[ReplayBuffer] | No
     The replay buffer's class; ``None`` leaves it to SB3.
 
     :param chosen: by the user; ``None`` is no choice
-    :raises ValueError: for a choice that does not go together
+    :raises ValueError: for what is no class of replay buffers, or a choice that does not go together
     """
+    if chosen is not None and not (isinstance(chosen, type) and issubclass(chosen, ReplayBuffer)):
+        raise ValueError(f"replay_buffer_class must be a subclass of SB3's ReplayBuffer or None, not {chosen!r}")
     if prioritization == "lap" and n_steps > 1:
         raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}: {INSTEAD}')
     if prioritization == "lap" and chosen is None:

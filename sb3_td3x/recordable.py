@@ -171,8 +171,8 @@ class RecordableUpdate:
             gradients = update.clipped(gradients, max_norm)
             _adam_step(parameters, gradients, states, learning_rates[name], options[name], self.state.shares_steps)
 
-        settings = self.settings.with_inputs(numbers[: -len(NETWORKS)].to(noise.dtype))
         batch = rebuilt(self.batch, tensors)
+        settings = self.settings.with_inputs(numbers[: -len(NETWORKS)].to(batch.rewards.dtype))  # actions may be of float16
         return update.make(self.policy, batch, noise, settings, self.with_actor, descend), faults[0]
 
 

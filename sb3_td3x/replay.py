@@ -99,12 +99,23 @@ class DeviceReplayBuffer(ReplayBuffer):
 
     _MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
-    def __init__(self, buffer_size: int, observation_space: spaces.Space, *args: Any, **kwargs: Any):
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+    ):
         if isinstance(observation_space, spaces.Dict):
             raise ValueError("DeviceReplayBuffer is for flat and image observations, not for Dict")
-        super().__init__(buffer_size, observation_space, *args, **kwargs)
-        if self.optimize_memory_usage:
+        if optimize_memory_usage:
             raise ValueError("DeviceReplayBuffer stores every observation twice: leave optimize_memory_usage off")
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
+        )
         for name in self._MEMORY:
             array = getattr(self, name)
             setattr(self, name, th.zeros(array.shape, dtype=th.from_numpy(array[:0]).dtype, device=self.device))

@@ -112,6 +112,11 @@ def checked_rate(name: str, value: Any) -> Any:
     return number
 
 
+def checked_seed(name: str, value: Any) -> int | None:
+    """A whole number from 0, or ``None`` for no seed."""
+    return None if value is None else whole(name, value, minimum=0)
+
+
 def checked_own_rate(name: str, value: Any) -> Any:
     """A network's own learning rate, or ``None`` for the algorithm's."""
     return None if value is None else checked_rate(name, value)
@@ -164,6 +169,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "qf_learning_rate": checked_own_rate,
     "max_grad_norm": checked_norm,
     "overlap": switch,
+    "seed": checked_seed,
     "tensorboard_log": checked_folder,
 }
 """By setting, what returns its value in its own type and range or raises ``ValueError``."""

@@ -19,6 +19,7 @@ from sb3_td3x import policies, prioritized, replay, settings
 from sb3_td3x.accelerate import Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.edits import Editable
+from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.exploration import LearningStarts, check_action_bounds
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
@@ -159,7 +160,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
             tensorboard_log=tensorboard_log,
             verbose=verbose,
             device=device,
-            seed=None if seed is None else settings.whole("seed", seed, minimum=0),
+            seed=seed,
             sde_support=False,
             supported_action_spaces=(spaces.Box,),
             support_multi_env=True,
@@ -243,8 +244,12 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         self._statistics = replay.KeptStatistics(self._vec_normalize_env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        with self._statistics.kept_if_finite():
-            replay.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        try:
+            with self._statistics.kept_if_finite():
+                replay.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        except NonFiniteError:
+            self._last_obs = None  # or the next `learn` would not reset
+            raise
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         return result
@@ -282,6 +287,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         """
         if total_timesteps != math.inf:  # until a callback stops it
             total_timesteps = settings.whole("total_timesteps", total_timesteps, minimum=0)
+        if log_interval is not None:
+            log_interval = settings.whole("log_interval", log_interval, minimum=1)
         try:
             with explained_deaths(self.env):
                 super().learn(

@@ -151,6 +151,19 @@ class TestAnEpisodeThatDoesNotGoOn:
         with pytest.raises(RuntimeError, match="first episode"):
             model(env, **settings, learning_starts=100).learn(240)
 
+    def test_episodes_that_never_end_are_told_of(self):
+        class EndlessGoalEnv(CountingGoalEnv):
+            def __init__(self):
+                super().__init__()
+                self.length = 10**9
+
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
+        with pytest.warns(UserWarning, match=r"nothing is learned yet.*Give the environment a time limit"):
+            assert model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(1010)._n_updates == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(990)
+
     def test_goes_on_where_it_goes_on(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15 + 16

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
@@ -148,3 +149,17 @@ def test_a_model_without_its_environment_and_a_policy_for_other_observations_are
         TD3X("MlpPolicy", None)
     with pytest.raises(ValueError, match=r"MultiInputPolicy is for Dict observations, not for Box.*use MlpPolicy"):
         model(policy="MultiInputPolicy")
+    for policy in (TD3XPolicy, CnnPolicy):
+        with pytest.raises(ValueError, match=r"not for Dict observations.*use MultiInputPolicy"):
+            model(LineEnv(spaces.Dict({"a": spaces.Box(-10, 10, (3,))})), policy)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 0.5])
+def test_a_log_interval_that_is_no_number_of_episodes_is_refused(interval):
+    with pytest.raises(ValueError, match="log_interval must be"):
+        model().learn(20, log_interval=interval)
+
+
+def test_a_replay_buffer_that_is_no_class_is_refused():
+    with pytest.raises(ValueError, match=r"must be a subclass of SB3's ReplayBuffer or None, not 'HerReplayBuffer'"):
+        model(replay_buffer_class="HerReplayBuffer")

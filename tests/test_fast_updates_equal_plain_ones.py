@@ -327,6 +327,17 @@ def test_a_policy_class_that_is_not_ours_is_updated_on_the_plain_path():
     assert "Own is not a TD3XPolicy" in reason
 
 
+def test_numbers_are_not_rounded_to_the_actions_type(monkeypatch):
+    monkeypatch.setattr(accelerate, "_compile", lambda recorded, inputs: recorded.step)
+    env = LineEnv(action_space=spaces.Box(-1, 1, (1,), np.float16))
+    both = pair(env=env, gamma=0.5001)  # 0.5 in float16
+    for algorithm in both:
+        batch = random_batch(0)
+        feed(algorithm, [batch._replace(actions=batch.actions.half())], [noise(0).half()])
+        algorithm.train(1, 8)
+    assert_equal(*both)
+
+
 @pytest.mark.parametrize("path", ["plain", "compiled"])
 @pytest.mark.parametrize("network", ["critic", "actor"])
 def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network):

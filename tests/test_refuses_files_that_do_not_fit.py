@@ -62,6 +62,40 @@ def test_tensors_that_do_not_fit_are_named_and_leave_a_model_as_it_was(what, zip
         assert largest_difference(weights(other), before) == 0
 
 
+def _with(parameters, **policy):
+    return {**parameters, "policy": {**parameters["policy"], **policy}}
+
+
+DICTIONARIES = {
+    "optimisers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
+    "unknown": (True, lambda p: {**p, "nonsense": {}}, "there must be parameters of"),
+    "unknown, not exact": (False, lambda p: {**p, "actor.optimiser": {}}, "did you mean actor.optimizer"),
+    "no network": (False, lambda p: {**p, "gamma": {}}, "no network or optimiser 'gamma'"),
+    "shape, not exact": (False, lambda p: _with(p, **{"critic_target.qf1.4.bias": th.zeros(7)}), "has the shape"),
+    "moments, not exact": (False, lambda p: {**p, "critic.optimizer": {}}, "no optimiser's state"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DICTIONARIES)
+def test_parameters_are_taken_all_or_none(what):
+    is_exact, change, said = DICTIONARIES[what]
+    algorithm = model(best_actor_window=1, predict_with="best").learn(60)
+    before, best = weights(algorithm), algorithm.best_actor
+    with pytest.raises((ValueError, ModelFileError), match=said):
+        algorithm.set_parameters(change(model(seed=1).get_parameters()), exact_match=is_exact)
+    assert largest_difference(weights(algorithm), before) == 0
+    assert algorithm.best_actor is best is not None
+
+
+def test_parameters_of_a_part_are_taken_where_that_is_asked_for():
+    algorithm, other = model(), model(seed=1)
+    before, given = weights(algorithm), weights(other)
+    bias = "actor.mu.0.bias"
+    algorithm.set_parameters({"policy": {bias: given[bias] + 1, "more": th.zeros(1)}}, exact_match=False)
+    assert th.equal(weights(algorithm).pop(bias), given[bias] + 1)
+    assert all(th.equal(value, before[name]) for name, value in weights(algorithm).items() if name != bias)
+
+
 class TestArchives:
     @pytest.mark.parametrize("name", ["../../escaped", "/escaped", "C:\\escaped", "more.pth", "td3x.json/"])
     def test_members_that_no_model_has_are_refused(self, zipped, name):

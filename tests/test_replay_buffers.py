@@ -39,8 +39,9 @@ def test_normalisation_is_that_of_vecnormalize(cls):
 
 
 def test_storing_observations_once_is_refused(cls):
-    with pytest.raises(ValueError, match="optimize_memory_usage"):
-        cls(10, *SPACES, optimize_memory_usage=True, handle_timeout_termination=False)
+    for handles in (True, False):  # SB3 would first ask for it to be off
+        with pytest.raises(ValueError, match="leave optimize_memory_usage off"):
+            cls(10, *SPACES, optimize_memory_usage=True, handle_timeout_termination=handles)
 
 
 def test_dict_observations_are_refused(cls):

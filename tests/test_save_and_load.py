@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import PPO, TD3
+from stable_baselines3 import PPO, TD3, HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, resume_run
 from sb3_td3x.serialization.modelfile import FORMAT_VERSION
@@ -76,6 +77,38 @@ def test_an_attribute_that_there_is_not_is_refused_at_load(saved):
         TD3X.load(saved[1], batchsize=64)
     assert TD3X.load(saved[1], num_timesteps=7, custom_objects={"clip_range": 0.2}).num_timesteps == 7  # rl-zoo3 gives such
     assert Own.load(saved[1], scale=2.0, gamma=0.5).scale == 2
+
+
+@pytest.mark.parametrize("name", ["predict", "learn", "logger", "best_actor", "monitor_wrapper", "policy", "sde_support"])
+def test_what_is_no_setting_cannot_be_given_to_load(saved, name):
+    with pytest.raises(TypeError, match=f"no '{name}' to load with"):
+        TD3X.load(saved[1], **{name: 5})
+
+
+def test_the_averages_are_over_the_episodes_that_load_is_told(saved):
+    loaded = TD3X.load(saved[1], env=LineEnv(), stats_window_size=2)
+    assert len(loaded.ep_info_buffer) == 2
+    for begins_anew in (False, True):
+        assert len(loaded.learn(80, reset_num_timesteps=begins_anew).ep_info_buffer) == 2
+    with pytest.raises(ValueError, match="stats_window_size"):
+        TD3X.load(saved[1], stats_window_size=0)
+
+
+def test_what_the_constructor_takes_for_nothing_load_takes_too(saved):
+    loaded = TD3X.load(saved[1], env=LineEnv(), replay_buffer_kwargs=None, seed=1e2)
+    assert (loaded.replay_buffer_kwargs, loaded.seed) == ({}, 100)
+    for seed in (-1, 0.5):
+        with pytest.raises(ValueError, match="seed must be"):
+            TD3X.load(saved[1], seed=seed)
+
+
+def test_hindsight_replay_without_its_environment_is_not_the_files_fault(tmp_path):
+    kwargs = {"policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer}
+    model(BitFlippingEnv(n_bits=4, continuous=True), **kwargs).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="asks the environment for rewards") as raised:
+        TD3X.load(tmp_path / "model")
+    assert not isinstance(raised.value, ModelFileError)
+    assert TD3X.load(tmp_path / "model", replay_buffer_class=None).replay_buffer_class is not HerReplayBuffer
 
 
 @pytest.mark.parametrize("name", ["gamma", "policy_delay", "batch_size", "target_policy_noise", "gradient_steps"])

@@ -280,6 +280,20 @@ class TestNotANumber:
             assert np.isfinite([*env.obs_rms.mean, *env.obs_rms.var, env.ret_rms.mean, env.ret_rms.var]).all()
         algorithm.learn(100, reset_num_timesteps=False)
 
+    def test_at_the_reset_is_named_and_the_next_learn_resets_again(self):
+        class BrokenAtFirst(LineEnv):
+            resets = 0
+
+            def reset(self, **kwargs):
+                self.resets += 1
+                observation, info = super().reset(**kwargs)
+                return np.full_like(observation, np.nan) if self.resets == 1 else observation, info
+
+        algorithm = model(BrokenAtFirst())
+        with pytest.raises(NonFiniteError, match="observation is not finite at the reset"):
+            algorithm.learn(20)
+        assert algorithm.learn(20, reset_num_timesteps=False).num_timesteps == 20
+
     def test_in_a_terminal_observation_is_named(self):
         algorithm = model(self.Broken("observation", np.nan, length=31))
         with pytest.raises(NonFiniteError, match="terminal observation"):

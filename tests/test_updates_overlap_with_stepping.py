@@ -149,6 +149,39 @@ def test_an_update_that_fails_leaves_the_environments_in_step(processes):
     algorithm.learn(20, reset_num_timesteps=False)
 
 
+class Fault(Exception):
+    pass
+
+
+def ended_by_an_error(env, **kwargs):
+    """A model whose ``learn`` has ended with one more update due."""
+
+    def fail(algorithm):
+        if algorithm._n_updates == 5:
+            raise Fault
+
+    algorithm = model(env, overlap=True, **kwargs)
+    with pytest.raises(Fault):
+        algorithm.learn(40, AtRolloutStart(fail))
+    assert algorithm._n_updates == 5
+    return algorithm
+
+
+def test_an_update_that_is_due_when_an_error_ends_learn_is_not_lost_and_not_part_of_the_next_run(processes, tmp_path):
+    env = processes(1)
+    algorithm = ended_by_an_error(env)
+    algorithm.set_env(env)
+    assert algorithm._n_updates == 6
+    algorithm.save_replay_buffer(tmp_path / "buffer.pkl")
+    algorithm = ended_by_an_error(env)
+    algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert algorithm._n_updates == 6
+    algorithm, seen = ended_by_an_error(env), AtRolloutStart(lambda _: None)
+    algorithm.overlap = False
+    algorithm.learn(5, seen)
+    assert [updates for _, updates in seen.seen] == [6] * 5
+
+
 def test_the_end_of_learn_and_updates_by_hand_find_nothing_pending(processes):
     seen = []
 

@@ -14,17 +14,18 @@ class DoesNotFit(ModelFileError, RuntimeError):
     """Tensors of another network or optimiser; a ``RuntimeError`` too, as torch raises for them."""
 
 
-def require_fit(saved: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def require_fit(saved: Mapping[str, Any], objects: Mapping[str, Any], is_whole: bool = True) -> None:
     """
     Refuse tensors that do not fit, so that a model is never left with half of them.
 
     :param saved: state dicts by name
     :param objects: the module or optimiser of each name
+    :param is_whole: refuse a module's state dict, too, that has not all of its tensors or others
     :raises DoesNotFit: naming the tensor and what is wrong with it
     """
     for name, state in saved.items():
         if isinstance(objects[name], nn.Module):
-            require_module(name, state, objects[name].state_dict())
+            require_module(name, state, objects[name].state_dict(), is_whole)
         elif isinstance(objects[name], th.optim.Optimizer):
             _require_optimizer(name, state, objects[name])
 
@@ -60,20 +61,22 @@ def _layers(net_arch: Any, critics: Any) -> int:
     return actor + critic * (critics if isinstance(critics, int) else 1)
 
 
-def require_module(name: str, state: Any, own: Mapping[str, Any]) -> None:
+def require_module(name: str, state: Any, own: Mapping[str, Any], is_whole: bool = True) -> None:
     """
     Refuse a saved state dict that is not that of a module.
 
     :param own: the module's state dict
+    :param is_whole: refuse one, too, that has not all of its tensors or others
     :raises DoesNotFit: naming the tensor and what is wrong with it
     """
     if not isinstance(state, Mapping):
         raise DoesNotFit(f"{name} is no table of tensors")
-    if state.keys() != own.keys():
+    if is_whole and state.keys() != own.keys():
         different = sorted(map(str, state.keys() ^ own.keys()))
         raise DoesNotFit(f"{name} has not the model's tensors: {different[0]} is in one of them only")
     for key, tensor in state.items():
-        _require_tensor(f"{name}.{key}", tensor, own[key].shape, own[key].dtype)
+        if key in own:
+            _require_tensor(f"{name}.{key}", tensor, own[key].shape, own[key].dtype)
 
 
 def _require_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtype: th.dtype) -> None:

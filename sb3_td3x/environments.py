@@ -1,6 +1,7 @@
 """Building the environments of a run: registered names, wrappers, seeds, normalisation."""
 
 import difflib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -23,10 +24,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb3_td3x.checkpoint.world import ResumableEnv
 from sb3_td3x.presets import known_class
-from sb3_td3x.settings import switch
+from sb3_td3x.settings import above_0, did_you_mean, share, switch
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: no evaluation begins like a training episode, none of a finished run like those that chose its model."""
+NORMALIZATION_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "norm_obs": switch, "norm_reward": switch, "gamma": share, "clip_obs": above_0, "clip_reward": above_0, "epsilon": above_0
+}  # fmt: skip
+"""Of what rl-zoo3's ``normalize`` may hold."""
 _WORKERS: WeakSet[BaseProcess] = WeakSet()
 
 
@@ -203,9 +208,12 @@ def checked_normalize(normalize: Any) -> bool | dict[str, Any] | None:
     """rl-zoo3's key ``normalize`` as it is, or ``ValueError``."""
     if not isinstance(normalize, (bool, dict, type(None))):
         raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
-    for name in ("norm_obs", "norm_reward"):
-        if isinstance(normalize, dict) and name in normalize:
-            switch(f"normalize.{name}", normalize[name])
+    known = inspect.signature(VecNormalize).parameters.keys() - {"venv", "training"}
+    for name, value in normalize.items() if isinstance(normalize, dict) else ():
+        if name not in known:
+            raise ValueError(f"normalize has no {name!r}{did_you_mean(str(name), known)}")
+        if name in NORMALIZATION_CHECKS:
+            NORMALIZATION_CHECKS[name](f"normalize.{name}", value)
     return normalize
 
 

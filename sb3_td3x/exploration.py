@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_td3x.settings import real, whole
+from sb3_td3x.settings import checked_auto, real, whole
 
 LearningStarts = int | Literal["auto"]
 
@@ -112,8 +112,9 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float | No
     :param request: a number of steps, or ``"auto"``: 2 % of the planned steps, at least 100 and at most 10,000
     :param total_timesteps: the planned steps; ``None`` while no run has been planned, which gives the least
     """
-    if request != "auto":
+    if not isinstance(request, str):
         return whole("learning_starts", request, minimum=0)
+    checked_auto("learning_starts", request)
     least, most = AUTO_LEARNING_STARTS_RANGE
     share = 0 if total_timesteps is None else AUTO_LEARNING_STARTS_SHARE * total_timesteps
     return int(min(max(share, least), most))

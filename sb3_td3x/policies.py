@@ -99,7 +99,7 @@ class TD3XPolicy(sb3.TD3Policy):
             observation_space,
             action_space,
             lr_schedule,
-            net_arch,
+            checked_net_arch(net_arch),
             activation_fn,
             features_extractor_class or self.default_features_extractor,
             features_extractor_kwargs,
@@ -271,6 +271,23 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
             raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
         if isinstance(OWN_DEFAULTS.get(name), bool):
             switch(name, value)
+        if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
+            checked_net_arch(value)
+
+
+def checked_net_arch(net_arch: Any) -> Any:
+    """
+    Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice.
+
+    :raises ValueError: for what is neither, or a size below 1
+    """
+    if net_arch is None:
+        return None
+    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
+        return {network: checked_net_arch(sizes or []) for network, sizes in net_arch.items()}
+    if not isinstance(net_arch, (list, tuple)):
+        raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
+    return [whole("a size in net_arch", size, minimum=1) for size in net_arch]
 
 
 def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:

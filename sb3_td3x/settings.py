@@ -68,15 +68,38 @@ def real(name: str, value: Any) -> float:
     return number
 
 
+def checked_auto(name: str, value: str) -> str:
+    """The one text that some settings take in place of a number."""
+    if value != AUTO:
+        raise ValueError(f'{name} must be a whole number or "{AUTO}", not {value!r}')
+    return value
+
+
+def share(name: str, value: Any) -> float:
+    """``value`` if it is from 0 to 1."""
+    number = real(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, not {value!r}")
+    return number
+
+
+def above_0(name: str, value: Any) -> float:
+    """``value`` if it is a number above 0."""
+    number = real(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be above 0, not {value!r}")
+    return number
+
+
 def checked(name: str, value: Any) -> Any:
     """The value of one of the ``CHECKED`` settings, in its own type and range, or ``ValueError``."""
-    if name in MAY_BE_AUTO and value == AUTO:
-        return value
+    if name in MAY_BE_AUTO and isinstance(value, str):
+        return checked_auto(name, value)
     if name in WHOLE_WITH_MINIMUM:
         return whole(name, value, WHOLE_WITH_MINIMUM[name])
     number = real(name, value)
-    if name in BETWEEN_0_AND_1 and not 0 <= number <= 1:
-        raise ValueError(f"{name} must be between 0 and 1, not {value!r}")
+    if name in BETWEEN_0_AND_1:
+        return share(name, number)
     if name in NOT_NEGATIVE and number < 0:
         raise ValueError(f"{name} must not be negative, not {value!r}")
     return number
@@ -94,11 +117,12 @@ def checked_drop(drop: Any, n_quantiles: int) -> int:
 
 def checked_train_freq(name: str, value: Any) -> Any:
     """``train_freq`` as SB3 takes it: a whole number, or a pair of one and its unit, which YAML writes as a list."""
-    if not isinstance(value, (tuple, list)):
+    if not isinstance(value, (tuple, list, str)):
         return whole(name, value, minimum=1)
-    if len(value) != 2 or getattr(value[1], "value", value[1]) not in ("step", "episode"):  # SB3 makes an Enum of it
+    number, unit = value if isinstance(value, (tuple, list)) and len(value) == 2 else (1, None)
+    if getattr(unit, "value", unit) not in ("step", "episode"):  # SB3 makes an Enum of it
         raise ValueError(f'{name} must be a number or a pair like (1, "step") or (1, "episode"), not {value!r}')
-    pair = whole(name, value[0], minimum=1), value[1]
+    pair = whole(name, number, minimum=1), unit
     return value._make(pair) if hasattr(value, "_make") else pair
 
 
@@ -124,12 +148,7 @@ def checked_own_rate(name: str, value: Any) -> Any:
 
 def checked_norm(name: str, value: Any) -> float | None:
     """A number above 0, or ``None`` for no bound."""
-    if value is None:
-        return None
-    number = real(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} must be above 0, or None for no bound, not {value!r}")
-    return number
+    return None if value is None else above_0(name, value)
 
 
 def checked_folder(name: str, value: Any) -> str | None:

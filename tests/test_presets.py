@@ -189,6 +189,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("n_timesteps=100", "the option is --steps, in a study file the key steps"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
+        ("env_kwargs={g: 5}", "a module of your own"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
     ],
 )
@@ -202,7 +203,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     [
         (["max_grad_norm=-1"], "max_grad_norm must be above 0"),
         (["noise_std=-0.1"], "action_noise must not be negative"),
-        (["learning_starts=many"], "learning_starts must be a finite number"),
+        (["learning_starts=many"], "learning_starts must be a whole number or .auto., not .many."),
         (["best_actor_window=0"], "best_actor_window must be at least 1"),
         (["predict_with=best"], "needs best_actor_window"),
         (["precision=bf17"], "precision must be one of fp32, bf16"),
@@ -214,6 +215,21 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["overlap=true"], "overlap needs environments in other processes: n_envs above 1"),
         (["normalize=none"], "normalize must be true, false or a mapping"),
         (["normalize={norm_obs: maybe}"], "normalize.norm_obs must be True or False"),
+        (["normalize.clip_obs=-1"], "normalize.clip_obs must be above 0"),
+        (["normalize.epsilon=0"], "normalize.epsilon must be above 0"),
+        (["normalize.gamma=3"], "normalize.gamma must be between 0 and 1"),
+        (["normalize.norm_rewards=true"], "normalize has no 'norm_rewards': did you mean norm_reward"),
+        (["normalize={1: 2}"], "normalize has no 1"),
+        (["n_quantiles=automatic"], 'n_quantiles must be a whole number or "auto"'),
+        (["train_freq=episode"], r'train_freq must be a number or a pair like \(1, "step"\)'),
+        (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),
+        (["policy=null"], "policy must be a name"),
+        (["replay_buffer_kwargs=3"], "replay_buffer_kwargs must be a mapping of names to values, not 3"),
+        (["policy_kwargs={1: 2}"], "policy_kwargs must be a mapping of names"),
+        (["policy_kwargs.net_arch=64"], "net_arch must be a list of layer sizes"),
+        (["policy_kwargs.net_arch={pi: [8], vf: [8]}"], "net_arch must be a list of layer sizes, or such lists as pi and qf"),
+        (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be at least 1, not 0"),
+        (["policy_kwargs.net_arch={pi: [8], qf: [1.5]}"], "a size in net_arch must be a whole number"),
         (["env_wrapper=os.system"], "env_wrapper can be"),
         (["env_wrapper={a: 1, b: 2}"], "env_wrapper can be"),
     ],
@@ -227,7 +243,9 @@ def test_what_no_environment_could_be_trained_with_is_found_before_one_is_made(a
 def test_what_the_environment_decides_is_left_to_it():
     taken = ["policy=MultiInputPolicy", "replay_buffer_class=HerReplayBuffer", "policy_kwargs.normalize_images=false"]
     noise = ["noise_type=ornstein-uhlenbeck", "noise_std=0.2"]
+    nothing = ["policy_kwargs=null", "replay_buffer_kwargs=null", "normalize={gamma: 0.9, clip_obs: 5, norm_obs: false}"]
     experiment.check(experiment.Experiment("Pendulum-v1", overrides=(*taken, *noise)))
+    experiment.check(experiment.Experiment("Pendulum-v1", overrides=tuple(nothing)))
 
 
 def test_one_setting_inside_another_is_added_to_what_is_there():
@@ -239,7 +257,7 @@ def test_one_setting_inside_another_is_added_to_what_is_there():
         "norm_obs": True,
         "norm_reward": False,
     }
-    with pytest.raises(ValueError, match="policy_kwargs is 5, which has no settings inside"):
+    with pytest.raises(ValueError, match="policy_kwargs must be a mapping of names to values, not 5"):
         changed("policy_kwargs=5", "policy_kwargs.net_arch=[8]")
 
 

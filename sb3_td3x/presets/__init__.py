@@ -35,6 +35,9 @@ MODEL_KEYS = tuple(
     if name not in ("self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model")
 )  # fmt: skip
 
+MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")
+"""Keys whose values are settings by name."""
+
 _CLASSES: dict[str, dict[str, Any]] = {
     "activation_fn": {c.__name__: c for c in (nn.ReLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.Tanh)},
     "optimizer_class": {c.__name__: c for c in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD)},
@@ -87,9 +90,12 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
             raise ValueError(f"--set needs key=value, not {assignment!r}")
         _require_known(outer)
         value = _parsed(text)
-        if dot and outer not in ("policy_kwargs", "replay_buffer_kwargs", "normalize"):
+        if dot and outer not in (*MAPPINGS, "normalize"):
             raise ValueError(f"{outer} is a single value: {outer}={text}")
-        result[outer] = {**_mapping(outer, result.get(outer)), inner: value} if dot else value
+        around = result.get(outer)
+        if dot:  # `normalize: true` stands for the defaults
+            value = {**_mapping(outer, None if isinstance(around, bool) else around), inner: value}
+        result[outer] = value
         if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
             result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
     return result
@@ -102,16 +108,20 @@ def _require_known(name: str) -> None:
             f"{name} is not changed by --set: the option is --{option.replace('_', '-')}, in a study file the key {option}"
         )
     known = [*RUN_KEYS, *MODEL_KEYS]
+    if name == "env_kwargs":
+        raise ValueError(
+            "env_kwargs are for a module of your own, which registers the environment with them: --env module:Name"
+        )
     if name not in known:
         raise ValueError(f"there is no setting {name!r}{did_you_mean(name, known)}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """What a setting holds to which one inside is added; ``normalize: true`` stands for the defaults."""
-    if value is None or isinstance(value, bool):
+    """Settings by name; nothing is none of them."""
+    if value is None:
         return {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r}, which has no settings inside")
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{name} must be a mapping of names to values, not {value!r}")
     return value
 
 
@@ -132,12 +142,9 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
         arguments["train_freq"] = tuple(arguments["train_freq"])
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
-    if not isinstance(arguments.get("policy_kwargs", {}), dict):
-        raise ValueError(f"policy_kwargs must be a mapping, not {arguments['policy_kwargs']!r}")
-    if arguments.get("policy_kwargs"):
-        arguments["policy_kwargs"] = {
-            key: known_class(key, value) if key in _CLASSES else value for key, value in arguments["policy_kwargs"].items()
-        }
+    for name in (one for one in MAPPINGS if one in arguments):
+        found = _mapping(name, arguments[name])
+        arguments[name] = {key: known_class(key, value) if key in _CLASSES else value for key, value in found.items()}
     return arguments
 
 
@@ -147,6 +154,8 @@ def check(entry: Mapping[str, Any]) -> None:
 
     :raises ValueError: for the first that cannot be
     """
+    if not isinstance(entry["policy"], str):
+        raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
     model = TD3X(entry["policy"], None, _init_setup_model=False, **model_arguments(entry))  # type: ignore[arg-type]
     model._settle()
     given = policies.arguments(model.policy_class, model.policy_kwargs, model.n_quantiles)

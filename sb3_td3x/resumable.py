@@ -1,6 +1,7 @@
 """Going on with a run: what an algorithm adds to SB3's loop so that a saved run continues and one can be stopped cleanly."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -50,6 +51,12 @@ class Resumable(OffPolicyAlgorithm):
         :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
         """
         if resume:
+            if total_timesteps < self.num_timesteps:
+                warnings.warn(
+                    f"nothing to do: {self.num_timesteps:,} steps are made, and with resume=True total_timesteps "
+                    f"({total_timesteps:,}) counts from the beginning",
+                    stacklevel=2,
+                )
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
         return super().learn(total_timesteps, *args, **kwargs)

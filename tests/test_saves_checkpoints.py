@@ -1,5 +1,7 @@
 """Checkpoints are made when promised, and hold all of the run."""
 
+import warnings
+
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import (
@@ -154,6 +156,22 @@ class TestWhenItSaves:
         with pytest.warns(UserWarning, match="the replay buffer"):
             resumed.learn(80, resume=True)
         assert resumed._n_updates == 30  # none since
+
+    def test_going_on_to_where_the_run_has_been_says_so_and_saves_nothing(self, tmp_path):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        before = sorted(tmp_path.iterdir())
+        resumed = resume_run(tmp_path, seeded())
+        with pytest.warns(UserWarning, match=r"nothing to do: 40 steps are made, .* \(30\) counts from the beginning"):
+            resumed.learn(30, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resume_run(tmp_path, seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        assert sorted(tmp_path.iterdir()) == before
+
+    @pytest.mark.parametrize("often", [0, -5, 0.5, "100"])
+    def test_a_frequency_that_is_none_is_refused(self, often, tmp_path):
+        with pytest.raises(ValueError, match="save_freq must be"):
+            TD3XCheckpointCallback(often, tmp_path)
 
     def test_a_finished_run_can_be_extended(self, tmp_path):
         model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))

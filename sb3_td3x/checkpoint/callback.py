@@ -50,6 +50,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         keep_last: int = 2,
         lock: RunLock | None = None,
     ):
+        save_freq = whole("save_freq", save_freq, minimum=1)
         super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
         self.keep_last = whole("keep_last", keep_last, minimum=1)
         self.lock = lock
@@ -73,7 +74,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
 
     def _on_training_start(self) -> None:
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
-        self._saved_at = -1
+        self._saved_at, self._began_at = -1, self.model.num_timesteps
         self._waits = self.training_env.num_envs == 1 and not world.is_complete(self.training_env)
 
     def _on_rollout_start(self) -> None:
@@ -89,7 +90,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
 
     def _on_training_end(self) -> None:
         self._is_stopping = False  # not where training starts: a signal may come while it is set up
-        if self.model._is_stored:  # not where a callback ended training inside a step: that state is not a run's
+        has_moved = self.model.num_timesteps > self._began_at
+        if has_moved and self.model._is_stored:  # not where a callback ended training inside a step: no run's state is that
             self._save()
 
     def _is_good_moment(self, waited: int) -> bool:

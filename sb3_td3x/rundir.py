@@ -75,7 +75,7 @@ class RunDir:
         """
         if not path.exists():
             raise ValueError(f"there is no folder {path}")
-        found = sorted(path.glob(f"*/{ARGUMENTS}"))
+        found = cls._arguments_in(path)
         if not found:
             raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){cls._runs_near(path)}")
         env_id = _read(found[0]).get("env")
@@ -86,7 +86,23 @@ class RunDir:
     @staticmethod
     def is_at(path: Path) -> bool:
         """Whether a folder is that of a run."""
-        return any(path.glob(f"*/{ARGUMENTS}"))
+        return bool(RunDir._arguments_in(path))
+
+    @staticmethod
+    def _arguments_in(path: Path) -> list[Path]:
+        """
+        The files of a run's arguments, whose folder has the environment's name. On the Hub they lie in the run's own folder,
+        so that the folder around a copy of that is no run.
+        """
+
+        def is_named_so(file: Path) -> bool:
+            try:
+                env_id = _read(file).get("env")
+            except ValueError:
+                return True  # `open` says what is wrong with it
+            return not isinstance(env_id, str) or file_name(env_id) == file.parent.name
+
+        return [file for file in sorted(path.glob(f"*/{ARGUMENTS}")) if is_named_so(file)]
 
     @classmethod
     def _runs_near(cls, path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.rundir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
+from sb3_td3x.rundir import ARGUMENTS, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Of a study's tables; a run's own has the numbers alone."""
@@ -46,7 +46,7 @@ def read(paths: Iterable[Path]) -> list[Scores]:
     """
     The scores of all runs in some places; a place that is named twice counts once, and a copy of a run not at all.
 
-    :param paths: run folders, folders of ``td3x study``, tables of scores as a study writes them, or folders of tables
+    :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
     :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
     """
     found: dict[Path, list[Scores]] = {}
@@ -106,13 +106,17 @@ def _settings(scores: Scores) -> dict[str, Any]:
 
 def _sources(path: Path) -> list[Path]:
     """Run folders and tables that a path stands for."""
+    if path.name == SCORES and RunDir.is_at(path.parent):
+        return [path.parent]
     if path.is_file() or RunDir.is_at(path):
         return [path]
-    runs = [run for run in sorted(path.glob("runs/*")) if RunDir.is_at(run)]
+    if (path / EVALUATIONS).exists():
+        raise ValueError(f"the settings of {path} are missing: <environment>/{ARGUMENTS}, which say what its scores are of")
+    runs = [run for run in sorted([*path.glob("runs/*"), *path.glob("*")]) if RunDir.is_at(run)]
     if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
         return evaluated
     if runs:
-        raise ValueError(f"no run of the study {path} has evaluations yet")
+        raise ValueError(f"no run in {path} has evaluations yet")
     if tables := sorted(path.glob("*.csv")):
         return tables
     raise ValueError(

@@ -1,10 +1,12 @@
 """``td3x plot``: what is read, what is drawn of it, and what is said when that cannot be."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from sb3_td3x import curves, iqm, scores
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.rundir import SCORES, RunDir
 from tests.commands import called
 
 HEAD = "algo,setting,env,seed,timesteps,mean_return,std_return,wall_seconds"
@@ -15,6 +17,14 @@ def table(path, env="Hopper-v0", seed=0, setting="default", values=(1, 3, 5), ev
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join([HEAD, *lines]) + "\n")
     return path
+
+
+def evaluated(out, seed):
+    """A run's folder with one evaluation."""
+    run = RunDir.create(out, "Hopper-v0")
+    run.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": seed})
+    np.savez(run.evaluations, timesteps=[1], results=[[float(seed)]])
+    return run
 
 
 class TestReading:
@@ -64,6 +74,30 @@ class TestReading:
         code, printed = called(monkeypatch, capfd, "plot", tmp_path / "t.csv")
         assert code == 2
         assert message in printed
+
+    def test_a_folder_of_runs_and_a_runs_own_scores(self, tmp_path):
+        runs = [evaluated(tmp_path / "logs", seed) for seed in range(2)]
+        assert [one.seed for one in scores.read([tmp_path / "logs" / "td3x"])] == [0, 1]
+        (run := runs[1].path / SCORES).write_text("timesteps,mean_return,std_return,wall_seconds\n")
+        assert [one.seed for one in scores.read([run])] == [1]
+
+    def test_a_run_whose_settings_are_missing_is_named(self, tmp_path):
+        run = evaluated(tmp_path, 0)
+        shutil.rmtree(run.settings)
+        (run.path / "0.monitor.csv").write_text("#{}\nr,l,t\n")
+        with pytest.raises(ValueError, match=r"settings of .* are missing: <environment>/args\.yml"):
+            scores.read([run.path])
+
+    def test_a_copy_from_the_hub_does_not_make_a_run_of_the_folder_around_it(self, tmp_path):
+        run = evaluated(tmp_path, 0)
+        shutil.copytree(run.settings, tmp_path / "hub" / "td3x-Hopper")
+        assert RunDir.is_at(run.path)
+        assert not RunDir.is_at(tmp_path / "hub")
+        with pytest.raises(ValueError, match="hub is not a run"):
+            RunDir.open(tmp_path / "hub")
+        run.args_file.write_text("a: [")
+        with pytest.raises(ValueError, match="cannot be read"):
+            RunDir.open(run.path)
 
     def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
         configs = [

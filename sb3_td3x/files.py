@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,18 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         beside.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def require_writable(path: Path) -> None:
+    """
+    Make a file's folder, and find out before the work whether the file can be written there.
+
+    :raises CheckpointError: naming the file, if not
+    """
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}."):
+            pass
 
 
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:

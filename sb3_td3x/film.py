@@ -33,7 +33,6 @@ def record(model: TD3X, env: VecEnv, out: Path, max_steps: int = 2000) -> Filmed
     :param out: the ``.mp4`` to write
     :param max_steps: the film ends here at the latest; the longest episode of Gymnasium's own tasks has as many
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(out) as beside:
         return _write(model, env, beside, max_steps)
 

@@ -11,7 +11,7 @@ import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_td3x import environments
+from sb3_td3x import environments, files
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.experiment import open_env, require_device
 from sb3_td3x.rundir import RunDir
@@ -88,6 +88,7 @@ def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust:
         raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
     from sb3_td3x.film import record
 
+    files.require_writable(out)
     if not has_display():  # SDL, which draws Gymnasium's own tasks, would look for one and print an error
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     env = None

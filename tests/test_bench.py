@@ -65,7 +65,7 @@ def test_the_floor_makes_every_product_of_the_update(monkeypatch):
 
 
 def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
-    out = tmp_path / "speed.json"
+    out = tmp_path / "new" / "speed.json"
     options = "bench --device auto --batch 4 --net 8,6 --observations 3 --actions 2 --buffer 50 --repeats 1 --out"
     result = CliRunner().invoke(cli.app, [*options.split(), str(out)])
     assert result.exit_code == 0, result.output
@@ -76,7 +76,16 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
     assert {row["name"] for row in figures["rows"]} >= {speed.BASELINE, speed.FLOOR}
 
 
-@pytest.mark.parametrize("option", [["--net", "wide"], ["--batch", "0"], ["--device", "tpu"]])
-def test_nonsense_is_refused(option):
+@pytest.mark.parametrize("option", [["--net", "wide"], ["--batch", "0"], ["--device", "tpu"], ["--repeats", "0"]])
+def test_nonsense_is_refused_before_anything_is_measured(option):
     result = CliRunner().invoke(cli.app, ["bench", *option])
     assert isinstance(result.exception, ValueError)
+    assert result.output == ""
+
+
+def test_a_place_for_the_figures_is_made_or_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path / "file" / "speed.json")])
+    assert isinstance(result.exception, ValueError)
+    assert "speed.json cannot be read or written" in str(result.exception)
+    assert result.output == ""

@@ -98,6 +98,19 @@ class TestReading:
         assert (code, printed) == (2, "error: a film is written as .mp4, not as walk.avi\n")
         assert not film.exists()
 
+    @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
+    def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, capfd, monkeypatch):
+        (tmp_path / "file").write_text("")
+        name = tmp_path / "file" / name
+        command, option = command.split()
+        code, printed = called(monkeypatch, capfd, command, walker_run[0], option, name)
+        assert code == 2
+        assert printed.startswith(f"error: {name} cannot be read or written: ")
+
+    def test_a_graph_of_another_format_is_refused(self, walker_run, tmp_path, capfd, monkeypatch):
+        code, printed = called(monkeypatch, capfd, "export", walker_run[0], "--onnx", tmp_path / "walk.txt")
+        assert (code, printed) == (2, "error: a graph is written as .onnx, not as walk.txt\n")
+
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said):
         class Drawn(Rendered):

@@ -275,12 +275,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
     (tmp_path / "file").write_text("")
     code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
     assert code == 2
-    assert "Not a directory" in printed
+    assert printed == f"error: {tmp_path / 'file' / 'logs' / 'td3x'} cannot be read or written: Not a directory\n"
+
+
+def test_a_hidden_file_that_cannot_be_written_is_told_by_its_folder(capfd):
+    assert cli.fail(PermissionError(13, "Permission denied", "runs/a/.lock.46fa")) == 2
+    assert capfd.readouterr().err == "error: runs/a cannot be read or written: Permission denied\n"
 
 
 def test_usage_errors_end_with_2():
     assert CliRunner().invoke(cli.app, ["train"]).exit_code == 2
     assert CliRunner().invoke(cli.app, ["nonsense"]).exit_code == 2
+    named = CliRunner().invoke(cli.app, ["train", "Pendulum-v1"])
+    assert named.exit_code == 2
+    assert "an environment is named with --env" in " ".join(named.output.replace("│", " ").split())
 
 
 def test_no_path_of_this_machine_is_in_a_run(walker_run):

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,5 +67,13 @@ def _can_be_mended(error: Exception) -> bool:
 
 
 def fail(error: Exception) -> int:
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)  # noqa: T201
+    print("error: " + " ".join(_text(error).split()), file=sys.stderr)  # noqa: T201
     return 2
+
+
+def _text(error: Exception) -> str:
+    """Of what the operating system says, the file or the folder first; hidden files are our own, on their way to a name."""
+    if not isinstance(error, OSError) or not error.strerror or not isinstance(error.filename, (str, os.PathLike)):
+        return str(error)
+    path = Path(error.filename)
+    return f"{path.parent if path.name.startswith('.') else path} cannot be read or written: {error.strerror}"

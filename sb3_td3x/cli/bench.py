@@ -27,7 +27,7 @@ def command(
     import torch as th
     from stable_baselines3.common.utils import get_device
 
-    from sb3_td3x import speed
+    from sb3_td3x import files, speed
     from sb3_td3x.experiment import require_device
     from sb3_td3x.precision import processor
     from sb3_td3x.settings import whole
@@ -39,14 +39,17 @@ def command(
     layers = tuple(whole("net", part, minimum=1) for part in map(_number, net.split(",")))
     case = speed.Case(net_arch=layers, **{name: whole(name, value, minimum=1) for name, value in sizes.items()})
     th.set_num_threads(whole("threads", threads, minimum=1))
+    whole("repeats", repeats, minimum=1)
+    if out is not None:
+        files.require_writable(out)
     console = Console()
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}; compiling first …")
-    rows = speed.summary(speed.compare(case, device, whole("repeats", repeats, minimum=1)))
+    rows = speed.summary(speed.compare(case, device, repeats))
     console.print(_table(rows))
     if out is not None:
         facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}
         figures = {**facts, "threads": threads, "device": device, "case": vars(case), "rows": rows}
-        out.write_text(json.dumps(figures, indent=1) + "\n")
+        files.write(out, f"{json.dumps(figures, indent=1)}\n".encode())
 
 
 def _number(text: str) -> float:

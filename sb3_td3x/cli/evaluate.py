@@ -23,6 +23,7 @@ def command(
     returns = evaluate(folder, episodes, seed, device, trust)
     Console(highlight=False, markup=False).print(
         f"{folder.env_id}, {folder.model().name}: return {score_text(returns.mean())} ± {score_text(returns.std())} "
-        f"over {len(returns)} episodes (from {score_text(returns.min())} to {score_text(returns.max())})",
+        f"over {len(returns)} episode{'' if len(returns) == 1 else 's'} "
+        f"(from {score_text(returns.min())} to {score_text(returns.max())})",
         soft_wrap=True,
     )

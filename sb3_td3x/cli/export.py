@@ -13,11 +13,14 @@ def command(
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")] = False,
 ) -> None:
     """Write a run's best model as an ONNX graph, from raw observations to actions of the environment."""
-    from sb3_td3x import playing
+    from sb3_td3x import files, playing
     from sb3_td3x.rundir import RunDir
 
     folder = RunDir.open(run)
     out = onnx or folder.model().with_suffix(".onnx")
+    if out.suffix != ".onnx":
+        raise ValueError(f"a graph is written as .onnx, not as {out.name}")
+    files.require_writable(out)
     env = playing.open_evaluation_env(folder, seed=0, trust=trust)
     try:
         playing.load_model(folder, env, "cpu", trust).export_onnx(out)

@@ -44,7 +44,8 @@ def command(
     runner = _runner(ray, jobs, runs[0].options.get("threads", 1))
     console = Console(highlight=False, markup=False)
     table = RunsTable(runs, folder)
-    console.print(f"{len(runs)} runs, {table.count('done')} of them done before → {place}", soft_wrap=True)
+    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    console.print(f"{count}, done before: {table.count('done')} → {place}", soft_wrap=True)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None

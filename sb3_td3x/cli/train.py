@@ -96,7 +96,8 @@ def _plain_warnings(console: Console) -> Iterator[None]:
 def _check_resume_options(context: typer.Context, resume: bool) -> None:
     for name in ("run_folder", "checkpoint", "trust", "drop_damaged"):
         if not resume and _is_given(context, name):
-            raise typer.BadParameter(f"{_shown(name)} is for --resume")
+            instead = "; an environment is named with --env" if name == "run_folder" else ""
+            raise typer.BadParameter(f"{_shown(name)} is for --resume{instead}")
 
 
 def _refuse_other_options(context: typer.Context) -> None:

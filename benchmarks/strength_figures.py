@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from results import ACTORS, AVERAGES, RETURNS, VALUES, read
 
+from sb3_td3x.iqm import interquartile_mean
+
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
     ("td3x", "nstep3"): ("TD3X, returns of three steps", "#e0a030"),
@@ -24,6 +26,8 @@ ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v
 # Means of the last 100,000 of 500,000 steps, one seed each, from the evaluations in DLR-RM/rl-trained-agents
 ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "TQC": (3330, 3008, 2587, 2041)}
 ZOO_STYLES, GREY = {"SB3 TD3": ":", "TQC": "--"}, "#444444"
+# Of SB3's TD3 after a million steps, three seeds each, from SB3's documentation (docs/modules/td3.md)
+SB3_PUBLISHES = (2774, 3305, 2429, 2063)
 WANTED = (3330, 3400, 2600, 2250)
 OTHERS = {
     "Pendulum-v1": "above -180 by 10k",
@@ -90,6 +94,37 @@ def results_table(found: Runs) -> str:
 def aims_row() -> str:
     """What the project aims at, as a last row of the table."""
     return "| aimed at with 5 seeds (no result) | " + " | ".join(f"{value}" for value in WANTED) + " |"
+
+
+def milestones_table(found: Runs) -> str:
+    """When each run of the preset ``default`` passed what SB3's TD3 has after 500,000 and a million steps, as Markdown."""
+    lines = [
+        "| thousand steps of each seed | to SB3's published agent after 500,000 steps | to what SB3 publishes for 1,000,000 |",
+        "|---" * 3 + "|",
+    ]
+    for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
+        members = reported(found, ("td3x", "default"), env)
+        cells = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
+        lines.append(f"| {env.removesuffix('BulletEnv-v0')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _passed(run: dict[str, np.ndarray], level: float) -> str:
+    """Thousand steps until the mean of ``SMOOTH`` evaluations passed a level."""
+    above = run["timesteps"][SMOOTH - 1 :][_smoothed(run) > level]
+    return f"{above[0] / 1000:.0f}" if len(above) else "never"
+
+
+def iqm_table(found: Runs) -> str:
+    """The interquartile mean over environments and seeds with rliable's interval, as a multiple of published agents."""
+    members = [reported(found, ("td3x", "default"), env) for env in ENVIRONMENTS]
+    seeds = min(map(len, members))
+    scores = np.array([[last(run, LAST) for run in runs[:seeds]] for runs in members]).T
+    lines = [f"| TD3X, {seeds} seeds of each task, as a multiple of | interquartile mean | 95 % interval |", "|---" * 3 + "|"]
+    for label, values in ZOO_AGENTS.items():
+        mean, low, high = (float(one[0]) for one in interquartile_mean((scores / values)[..., None]))
+        lines.append(f"| {label}, rl-zoo's published agents (1 seed) | {mean:.2f} | {low:.2f} to {high:.2f} |")
+    return "\n".join(lines)
 
 
 def _cell(values: list[float]) -> str:
@@ -216,10 +251,15 @@ def draw(found: Runs, out: Path) -> None:
 
 def _draw_run(row: Sequence[Axes], run: dict[str, np.ndarray], colour: str) -> None:
     """One run over steps and over minutes: each evaluation (pale) and the mean of the last ``SMOOTH``."""
-    smoothed = np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
+    smoothed = _smoothed(run)
     for axes, x in zip(row, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
         axes.plot(x, run["mean_return"], color=colour, linewidth=0.8, alpha=0.25)
         axes.plot(x[SMOOTH - 1 :], smoothed, color=colour, linewidth=1.6)
+
+
+def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:
+    """The mean of each evaluation and the ``SMOOTH`` - 1 before it."""
+    return np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
@@ -227,6 +267,8 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     found = runs()
     draw(found, picture)
     fill(page, "results table", f"{results_table(found)}\n{aims_row()}")
+    fill(page, "iqm table", iqm_table(found))
+    fill(page, "milestones table", milestones_table(found))
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
     fill(page, "averages table", averages_table())

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/speed.md from ``benchmarks/results/speed/``."""
+"""The tables and the picture of docs/speed.md from ``benchmarks/results/speed/`` and ``bench/``."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results" / "speed"
+BENCH = Path(__file__).parent / "results" / "bench"
 KEY_CASES = [(threads, batch) for threads in (1, 2) for batch in (100, 256)]
 COMPILED, BF16, FLOOR, SBX = "TD3X compiled", "TD3X compiled, bf16", "matrix products alone", "SBX TD3 (JAX)"
 ORDER = ("SB3 TD3", "eager, as the authors'", SBX, "TD3X plain", "TD3X plain, bf16", COMPILED, BF16, FLOOR)
@@ -149,6 +150,15 @@ def memory() -> str:
     return table(["MB", "before", "after", "the compiler's own peak"], body)
 
 
+def processor() -> str:
+    """What ``td3x bench`` measured on another processor."""
+    cases = sorted((json.loads(path.read_text()) for path in BENCH.glob("*.json")), key=lambda one: one["case"]["batch_size"])
+    names = [row["name"] for row in cases[0]["rows"]]
+    rows = [{row["name"]: row for row in case["rows"]} for case in cases]
+    head = ["ms per update (times SB3's rate)", *(f"batch {case['case']['batch_size']}" for case in cases)]
+    return table(head, [[name, *(f"{one[name]['ms']:.2f} ({one[name]['times_sb3']:.2f})" for one in rows)] for name in names])
+
+
 def draw(out: Path) -> None:
     figure = Figure(figsize=(9, 4.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -169,6 +179,6 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    for section in (updates, targets, growth, walker, recipe, environments, memory):
+    for section in (updates, targets, growth, walker, recipe, processor, environments, memory):
         fill(page, f"speed {section.__name__}", section())
     draw(picture)

@@ -61,7 +61,7 @@ def _number(text: str) -> float:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold")
-    table.add_column("one update")
+    table.add_column("one update", no_wrap=True)
     for heading in ("ms", "fastest", "slowest", "times SB3", "share of the floor"):
         table.add_column(heading, justify="right")
     for row in rows:

@@ -309,7 +309,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         """
         Make updates of the critics, and every ``policy_delay``-th of the actor and the targets.
 
-        While a model that was loaded without its replay buffer refills it, nothing is updated.
+        While a model that was loaded without its replay buffer refills it, nothing is updated. Inside ``learn`` with
+        ``overlap=True`` the updates are made during the environments' next step.
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update

@@ -152,7 +152,8 @@ def memory() -> str:
 
 def processor() -> str:
     """What ``td3x bench`` measured on another processor."""
-    cases = sorted((json.loads(path.read_text()) for path in BENCH.glob("*.json")), key=lambda one: one["case"]["batch_size"])
+    cases = [json.loads(path.read_text()) for path in BENCH.glob("*_batch-???.json")]
+    cases.sort(key=lambda one: one["case"]["batch_size"])
     names = [row["name"] for row in cases[0]["rows"]]
     rows = [{row["name"]: row for row in case["rows"]} for case in cases]
     head = ["ms per update (times SB3's rate)", *(f"batch {case['case']['batch_size']}" for case in cases)]

@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import rule
+from sb3_td3x.indexed_replay import IndexedReplayBuffer
 
 PRIORITIZATIONS = ("lap", "pal")
 INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
@@ -19,7 +17,7 @@ LARGEST_IS_FOUND_EVERY = 250
 """Updates after which the largest priority is looked for anew, as in TD7 (https://arxiv.org/abs/2306.02451)."""
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
+class PrioritizedReplayBuffer(IndexedReplayBuffer):
     """
     SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
 
@@ -34,23 +32,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
     """
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-    ):
-        if isinstance(observation_space, spaces.Dict):
-            raise ValueError(f"PrioritizedReplayBuffer is for flat and image observations, not for Dict: {INSTEAD}")
-        if optimize_memory_usage:
-            raise ValueError("PrioritizedReplayBuffer stores every observation twice: leave optimize_memory_usage off")
-        super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
-        )
+    instead_for_dict = f": {INSTEAD}"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
         self._largest = np.array([1.0, 0.0])  # priority, and updates since it was looked for
         self._sampled: tuple[np.ndarray, np.ndarray] | None = None
@@ -60,18 +45,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().add(*args, **kwargs)
         self.priorities[step] = self._largest[0]
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        steps, envs = self._sampled = np.divmod(self._drawn(batch_size), self.n_envs)
-        parts = (
-            self._normalize_obs(self.observations[steps, envs], env),
-            self.actions[steps, envs],
-            self._normalize_obs(self.next_observations[steps, envs], env),
-            (self.dones[steps, envs] * (1 - self.timeouts[steps, envs])).reshape(-1, 1),
-            self._normalize_reward(self.rewards[steps, envs].reshape(-1, 1), env),
-        )
-        return ReplayBufferSamples(*map(self.to_torch, parts))
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        self._sampled = np.divmod(self._numbers(count), self.n_envs)
+        return self._sampled
 
-    def _drawn(self, count: int) -> np.ndarray:
+    def _numbers(self, count: int) -> np.ndarray:
         """Numbers of transitions, counted over steps and then environments."""
         priorities = self.priorities.reshape(-1)[: self.size() * self.n_envs]
         drawn = np.empty(0, dtype=np.int64)

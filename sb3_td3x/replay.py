@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -17,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
 from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.indexed_replay import IndexedReplayBuffer
 from sb3_td3x.prioritized import PrioritizedReplayBuffer
 
 # The classes that are picked when the user names none, all but the last by SB3
@@ -87,7 +87,7 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
         raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
 
 
-class DeviceReplayBuffer(ReplayBuffer):
+class DeviceReplayBuffer(IndexedReplayBuffer):
     """
     SB3's ``ReplayBuffer`` with its memory on the model's device, so that sampling on a GPU copies nothing from the host.
 
@@ -99,23 +99,8 @@ class DeviceReplayBuffer(ReplayBuffer):
 
     _MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-    ):
-        if isinstance(observation_space, spaces.Dict):
-            raise ValueError("DeviceReplayBuffer is for flat and image observations, not for Dict")
-        if optimize_memory_usage:
-            raise ValueError("DeviceReplayBuffer stores every observation twice: leave optimize_memory_usage off")
-        super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
-        )
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         for name in self._MEMORY:
             array = getattr(self, name)
             setattr(self, name, th.zeros(array.shape, dtype=th.from_numpy(array[:0]).dtype, device=self.device))
@@ -154,22 +139,16 @@ class DeviceReplayBuffer(ReplayBuffer):
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        steps = th.randint(0, self.size(), (batch_size,), device=self.device)
-        envs = th.randint(0, self.n_envs, (batch_size,), device=self.device)
-        observations, next_observations, actions, rewards, dones, timeouts = (
-            getattr(self, name)[steps, envs] for name in self._MEMORY
-        )
-        return ReplayBufferSamples(
-            self._normalized(observations, env),
-            actions,
-            self._normalized(next_observations, env),
-            (dones * (1 - timeouts)).reshape(-1, 1),
-            self._normalized_reward(rewards, env).reshape(-1, 1),
-        )
+    def _draw(self, count: int) -> tuple[th.Tensor, th.Tensor]:
+        steps = th.randint(0, self.size(), (count,), device=self.device)
+        return steps, th.randint(0, self.n_envs, (count,), device=self.device)
+
+    def to_torch(self, array: th.Tensor, copy: bool = True) -> th.Tensor:  # type: ignore[override]
+        """What is gathered from the memory is a tensor on the device already."""
+        return array
 
     @staticmethod
-    def _normalized(observations: th.Tensor, env: VecNormalize | None) -> th.Tensor:
+    def _normalize_obs(observations: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
         """As ``VecNormalize.normalize_obs``, with its statistics of this moment."""
         if env is None or not env.norm_obs:
             return observations
@@ -179,7 +158,7 @@ class DeviceReplayBuffer(ReplayBuffer):
         return scaled.clamp(-env.clip_obs, env.clip_obs).float()
 
     @staticmethod
-    def _normalized_reward(rewards: th.Tensor, env: VecNormalize | None) -> th.Tensor:
+    def _normalize_reward(rewards: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
         if env is None or not env.norm_reward:
             return rewards
         return (rewards / float(np.sqrt(env.ret_rms.var + env.epsilon))).clamp(-env.clip_reward, env.clip_reward)

@@ -75,7 +75,7 @@ class TestBuffer:
         buffer.update_priorities(errors)
         np.random.seed(0)
         draws = 40_000
-        steps, envs = np.divmod(buffer._drawn(draws), 2)
+        steps, envs = buffer._draw(draws)
         counts = np.zeros((buffer.size(), 2))
         np.add.at(counts, (steps, envs), 1)
         chances = buffer.priorities[: buffer.size()] / buffer.priorities[: buffer.size()].sum()

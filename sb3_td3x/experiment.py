@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x import environments, files, presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
+from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.lock import RunLock, is_held, is_still_held
 from sb3_td3x.rundir import ALGORITHM, RunDir
@@ -205,8 +206,8 @@ def resume(
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
         found = Store(folder.checkpoints).find(checkpoint)
-        planned = folder.config().get("n_timesteps", found.total)
-        entry = {**folder.config(), "n_timesteps": whole("steps", planned if steps is None else steps, minimum=1)}
+        planned = _planned_steps(folder, found)
+        entry = {**folder.config(), "n_timesteps": planned if steps is None else whole("steps", steps, minimum=1)}
         entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1), minimum=1)
         if found.steps >= entry["n_timesteps"]:
             done = f"{folder.path} has made {found.steps:,} steps"
@@ -260,9 +261,14 @@ def _all_unfinished(experiment: Experiment) -> Iterator[tuple[RunDir, dict[str, 
     """The runs of an environment that could be resumed, with their settings; those that cannot be read are left out."""
     for folder in RunDir.all(experiment.out, experiment.env_id):
         checkpoints = Store(folder.checkpoints).checkpoints()
-        if checkpoints and not checkpoints[-1].is_finished:
-            with suppress(ValueError, OSError):
+        with suppress(ValueError, OSError):
+            if checkpoints and checkpoints[-1].steps < _planned_steps(folder, checkpoints[-1]):
                 yield folder, _settings(folder.arguments())
+
+
+def _planned_steps(folder: RunDir, found: Checkpoint) -> int:
+    """The settings know it better than a checkpoint: a run that is extended may not have made one since."""
+    return whole("n_timesteps", folder.config().get("n_timesteps", found.total), minimum=0)
 
 
 def train(
@@ -295,7 +301,7 @@ def train(
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with run.resources:
         try:
-            with stopping_on_signal(checkpoint.save_and_stop):
+            with files.explained_if_full(run.folder.path), stopping_on_signal(checkpoint.save_and_stop):
                 every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
                 run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
         except BaseException as error:

@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves the old one or the new one, and recognising a file that is not what was written."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sb3_td3x.errors import CheckpointError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The disk, or its owner's share of it."""
 
 
 def flush(path: Path) -> None:
@@ -102,6 +106,17 @@ def check(path: Path, described: dict[str, int | str]) -> None:
             raise CheckpointError(path, f"is damaged: it has {size} bytes instead of {described['bytes']}")
         if digest(path) != described["sha256"]:
             raise CheckpointError(path, "is damaged: its checksum differs")
+
+
+@contextmanager
+def explained_if_full(folder: Path) -> Iterator[None]:
+    """Say which disk is full, in ``CheckpointError``: where a write fails, the operating system names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        raise CheckpointError(folder, f"cannot be written: {error.strerror}") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,7 +170,9 @@ class TestFinished:
 
     def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
         folder = short_run(tmp_path)
-        experiment.resume(folder, steps=500).resources.close()
+        run = experiment.resume(folder, steps=500)
+        run.resources.close()
+        assert [one.path for one in experiment.unfinished(replace(run.experiment, steps=500))] == [folder.path]
         assert experiment.resume(folder).total == 500
 
     def test_its_last_model_was_there_before_its_last_checkpoint(self, tmp_path, monkeypatch):
@@ -209,6 +212,28 @@ def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_pat
         experiment.train(run)
     assert isinstance(raised.value.__cause__, CheckpointError)
     assert str(run.folder.last_model) in str(raised.value.__cause__)
+
+
+def test_a_full_disk_is_told_with_the_run_where_the_system_names_no_file(tmp_path, monkeypatch):
+    run = prepared(tmp_path, "Pendulum-v1", steps=300)
+
+    def fill_the_disk(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run.model, "learn", fill_the_disk)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(run.folder.path))} cannot be written: No space left"):
+        experiment.train(run)
+
+
+def test_an_environments_own_missing_file_is_not_the_runs(tmp_path, monkeypatch):
+    run = prepared(tmp_path, "Pendulum-v1", steps=300)
+
+    def fail(*_, **__):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "terrain.png")
+
+    monkeypatch.setattr(run.model, "learn", fail)
+    with pytest.raises(FileNotFoundError, match=r"terrain\.png"):
+        experiment.train(run)
 
 
 class TestUnreadable:

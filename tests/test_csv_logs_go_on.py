@@ -2,10 +2,12 @@
 
 import csv
 
+import numpy as np
 from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.logger import Figure, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.checkpoint import TD3XCheckpointCallback, logs, resume_run
+from sb3_td3x.checkpoint import TD3XCheckpointCallback, logs, resume_run, save_run
 from tests.resuming import seeded
 from tests.tools import LineEnv, model
 
@@ -34,6 +36,69 @@ def test_goes_on_at_the_right_line_though_its_header_has_grown(tmp_path):
     assert before[0].keys() == rows()[0].keys()
     for name in ("time/episodes", "time/total_timesteps", "early", "late"):
         assert [row[name] for row in rows()] == [row[name] for row in before], name
+
+
+TIMES = ("time/fps", "time/time_elapsed", "time/updates_per_second")
+
+
+def test_what_was_recorded_before_a_checkpoint_is_in_the_next_line(tmp_path):
+    """SB3 writes what an episode's training has recorded with the next episode's line, which may be another process's."""
+
+    def record(local, _):
+        logger = local["self"].logger
+        if local["self"].num_timesteps % 20 == 5:
+            logger.record_mean("mean", local["self"].num_timesteps)
+        if local["self"].num_timesteps == 55:
+            logger.record("text", "seen")
+            logger.record("picture", Figure(None, close=False), exclude=("csv", "tensorboard"))
+        return True
+
+    def learner(run):
+        run.set_logger(logs.configure(tmp_path / "progress.csv"))
+        return run
+
+    def rows():
+        every = csv.DictReader((tmp_path / "progress.csv").read_text().splitlines())
+        return [{name: value for name, value in row.items() if name not in TIMES} for row in every]
+
+    saving = TD3XCheckpointCallback(60, tmp_path / "checkpoint", keep_last=9)
+    arguments = {"train_freq": (1, "episode"), "gradient_steps": 3, "learning_starts": 20, "seed": 1}
+    learner(model(seeded(), **arguments)).learn(160, [ConvertCallback(record), saving], log_interval=2)
+    before = rows()
+    assert [row["time/total_timesteps"] for row in before] == ["40", "80", "120", "160"]
+    run = learner(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=60))
+    run.learn(160, [ConvertCallback(record)], log_interval=2, resume=True)
+    assert rows() == before
+    assert (before[1]["mean"], before[1]["text"], before[2]["text"]) == ("55.0", "seen", "")
+    assert before[1]["train/critic_loss"] != ""
+
+
+def test_means_and_exclusions_go_on(tmp_path):
+    def learner():
+        run = model(seeded(), seed=1)
+        run.set_logger(Logger(None, []))
+        return run
+
+    first = learner().learn(40)
+    first.logger.record("a", np.float32(1.5), exclude="csv")
+    first.logger.record_mean("b", 2.0)
+    first.logger.record_mean("b", 4.0)
+    save_run(first, tmp_path)
+    second = resume_run(tmp_path, seeded())
+    second.set_logger(logger := Logger(None, []))
+    seen = []
+
+    def look(*_):
+        if not seen:
+            logger.record_mean("b", 6.0)
+            seen.append([dict(found) for found in (logger.name_to_value, logger.name_to_count, logger.name_to_excluded)])
+        return True
+
+    second.learn(60, ConvertCallback(look), resume=True)
+    values, counts, excluded = seen[0]
+    assert (values["a"], type(values["a"]), excluded["a"]) == (1.5, np.float32, ("csv",))
+    assert (values["b"], counts["b"]) == (4.0, 3)
+    assert "a" not in counts
 
 
 def test_is_never_emptied(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     ConvertCallback,
@@ -32,7 +33,7 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_
 from sb3_td3x.environments import EpisodeSeeds
 from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.replay import DeviceReplayBuffer
-from tests.resuming import STEPS, OpenLineEnv, assert_same_run, run_twice, seeded
+from tests.resuming import STEPS, OpenLineEnv, assert_same_run, poison_generators, run_twice, seeded
 from tests.tools import LineEnv, model, weights
 
 
@@ -45,6 +46,10 @@ class NoisyExtractor(FlattenExtractor):
 
     def forward(self, observations):
         return self.layers(super().forward(observations))
+
+
+class OwnBuffer(ReplayBuffer):
+    """Of a class whose parts nobody knows."""
 
 
 OWN_CLASS = "three critics with batch norm and dropout"
@@ -149,6 +154,23 @@ class TestBitForBit:
         end = TD3X.load(tmp_path / "end.zip")
         for name, value in weights(whole).items():
             assert th.equal(value, weights(end)[name]), name
+
+
+@pytest.mark.filterwarnings("error:not restored exactly")
+class TestBeforeLearn:
+    @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])  # the second has no state to offer before its first reset
+    def test_a_run_has_its_first_step_still_to_make(self, tmp_path, env):
+        def make_env():
+            return VecNormalize(DummyVecEnv([env] * 2))  # seeded by the model
+
+        whole = model(make_env(), seed=3, gradient_steps=-1)
+        save_run(whole, tmp_path)
+        whole.learn(60)
+        poison_generators()
+        resumed = resume_run(tmp_path, make_env()).learn(60, resume=True)
+        assert_same_run(whole, resumed)
+        assert np.array_equal(whole.replay_buffer.observations, resumed.replay_buffer.observations)
+        assert resumed.resumptions == [{"steps": 0, "not_restored": []}]
 
 
 class TestItsModel:
@@ -403,6 +425,13 @@ class TestSaysWhatIsNotExact:
         checkpoint = save_run(model(seeded()), tmp_path)
         assert checkpoint.manifest["not_exact"] == []
         assert not checkpoint.is_finished
+
+    def test_a_buffer_that_is_not_saved_is_named_and_one_that_is_saved_whole_is_not(self, tmp_path):
+        whole = save_run(model(seeded(), replay_buffer_class=OwnBuffer).learn(40), tmp_path / "whole")
+        assert (whole.path / "replay_buffer.pkl").exists()
+        assert whole.manifest["not_exact"] == []
+        without = save_run(model(seeded()).learn(40), tmp_path / "without", with_replay_buffer=False)
+        assert without.manifest["not_exact"] == ["the replay buffer, which is not saved"]
 
     def test_an_environment_whose_reset_differs_is_found_out(self, tmp_path):
         model(DummyVecEnv([lambda: Monitor(LineEnv())])).learn(40, TD3XCheckpointCallback(20, tmp_path))

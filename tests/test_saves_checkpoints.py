@@ -105,6 +105,14 @@ class TestWhenItSaves:
         with pytest.raises(ValueError, match="keep_last"):
             TD3XCheckpointCallback(1, tmp_path, keep_last=number)
 
+    @pytest.mark.parametrize("prefix", [".run", "a/b", "..", "runs/"])
+    def test_refuses_names_that_it_would_not_find_again(self, prefix, tmp_path):
+        with pytest.raises(ValueError, match="name_prefix"):
+            save_run(model(seeded()), tmp_path, name_prefix=prefix)
+        with pytest.raises(ValueError, match="name_prefix"):
+            TD3XCheckpointCallback(1, tmp_path, prefix)
+        assert list(tmp_path.iterdir()) == []
+
     def test_leaves_what_others_keep_in_its_folder(self, tmp_path):
         theirs = ["replay/expert.pkl", "dashboard/manifest.json", ".video.partial/frame.png", "notes.txt"]
         for name in theirs:

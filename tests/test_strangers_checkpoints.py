@@ -121,6 +121,16 @@ class TestAStrangersCheckpoint:
         with pytest.raises(CheckpointError, match=f"state.json has no valid '{part}'"):
             resume_run(run, seeded())
 
+    @pytest.mark.parametrize("log", [[1], {"a": 1}, {"a": [1]}, {"a": [[1], 0]}, {"a": [1, -1]}, {"a": [1, 0, 5]}])
+    def test_whose_log_is_none_is_refused(self, run, log):
+        self.forge(run, lambda manifest, state: state.update(log=log))
+        with pytest.raises(CheckpointError, match=r"state\.json has no valid 'log'"):
+            resume_run(run, seeded())
+
+    def test_of_a_version_without_the_log_can_be_resumed(self, run):
+        self.forge(run, lambda manifest, state: state.pop("log"))
+        assert resume_run(run, seeded()).learn(60, resume=True).num_timesteps == 60
+
     @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[]", "null"])
     def test_whose_state_is_another_text_is_refused(self, run, text):
         newest = Store(run).checkpoints()[-1]

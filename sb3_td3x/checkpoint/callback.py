@@ -7,7 +7,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 
 from sb3_td3x.checkpoint import world
 from sb3_td3x.checkpoint.run import save_run
-from sb3_td3x.checkpoint.store import Checkpoint
+from sb3_td3x.checkpoint.store import Checkpoint, require_prefix
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable, StopTraining
 from sb3_td3x.settings import whole
@@ -32,7 +32,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param lock: of the run's folder; a process that has lost it, because it slept for instance, saves no more
     :raises RunLockedError: if another process has the lock
     :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; those that are there stay
-    :raises ValueError: inside an ``EventCallback``, which would never let it save
+    :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix as ``save_run``
     """
 
     model: Resumable
@@ -51,6 +51,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         lock: RunLock | None = None,
     ):
         save_freq = whole("save_freq", save_freq, minimum=1)
+        require_prefix(name_prefix)
         super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
         self.keep_last = whole("keep_last", keep_last, minimum=1)
         self.lock = lock

@@ -5,10 +5,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.logger import CSVOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import world
+
+RECORDED = (int, float, str, np.number, np.bool_)
+"""Of what is recorded, the types that a checkpoint keeps."""
 
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
@@ -41,6 +45,29 @@ def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step
     for output in logger.output_formats:
         if isinstance(output, CSVOutputFormat) and output.file.seek(0, os.SEEK_END) == 0:
             output.keys = []  # the header is gone too
+
+
+def unwritten(logger: Logger) -> dict[str, Any]:
+    """
+    What was recorded since SB3 wrote its last line, and will be in the next one: numbers and texts, no pictures.
+
+    :return: by name the value, how many it is the mean of, and the outputs that leave it out
+    """
+    kept = {name: value for name, value in logger.name_to_value.items() if isinstance(value, RECORDED)}
+    return {
+        name: [value, logger.name_to_count.get(name, 0), *logger.name_to_excluded.get(name, ())]
+        for name, value in kept.items()
+    }
+
+
+def record(logger: Logger, saved: dict[str, Any]) -> None:
+    """
+    :param saved: from ``unwritten``
+    """
+    for name, (value, count, *excluded) in saved.items():
+        logger.record(name, value, tuple(excluded))
+        if count:  # otherwise it is no mean
+            logger.name_to_count[name] = count
 
 
 class ContinuedCSV(CSVOutputFormat):

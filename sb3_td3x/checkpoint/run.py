@@ -14,6 +14,7 @@ import numpy as np
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -22,7 +23,7 @@ from sb3_td3x.checkpoint import callbacks as callback_states
 from sb3_td3x.checkpoint import generators, logs, replay, shapes, world
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
-from sb3_td3x.checkpoint.store import Checkpoint, Store
+from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.loading import Loadable
 from sb3_td3x.replay import cut
@@ -62,11 +63,13 @@ def save_run(
     :return: the checkpoint; its ``manifest`` names what will not be exact
     :raises CheckpointError: naming the file that cannot be written (the disk may be full), what is no plain value, or another
         run's checkpoint, which is left alone
-    :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet
+    :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; for a prefix that
+        begins with a dot or names another folder
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
     whole("keep_last", keep_last, minimum=1)
+    require_prefix(name_prefix)
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     store = Store(Path(folder).resolve())
@@ -90,7 +93,8 @@ def _add(
 ) -> Checkpoint:
     with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
         model.save(partial_folder / MODEL)
-        surroundings = world.get(env)
+        surroundings = world.get(env, was_reset=not _is_before_learn(model))
+        logger: Logger | None = getattr(model, "_logger", None)
         if _was_cut(model):
             surroundings["complete"] = False
         state = {
@@ -98,6 +102,7 @@ def _add(
             "world": surroundings,
             "callbacks": callback_states.state(callbacks),
             "files": _copy_in(callback_states.files(callbacks), partial_folder),
+            "log": {} if logger is None else logs.unwritten(logger),
         }
         (partial_folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
         described = _save_buffer(model, store, lineage, partial_folder) if with_replay_buffer else {}
@@ -107,11 +112,11 @@ def _add(
                 "total": model._total_timesteps,
                 "updates": model._n_updates,
                 "replay": described,
-                "logs": logs.lengths(model.logger, env, store.folder) if hasattr(model, "_logger") else {},
+                "logs": {} if logger is None else logs.lengths(logger, env, store.folder),
                 "path": getattr(model, "update_path", None),
                 "versions": {name: version(name) for name in VERSIONS},
                 "resumed": model.resumptions,
-                "not_exact": _not_exact(model, surroundings, callbacks, described),
+                "not_exact": _not_exact(model, surroundings, callbacks, with_replay_buffer),
             }
         )
 
@@ -150,6 +155,11 @@ def resume_run(
     world.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
     model._on_continue = _Continuation(model, found, state, problems)
     return model
+
+
+def _is_before_learn(model: Resumable) -> bool:
+    """Whether the environments have not been reset for the model yet."""
+    return model._last_obs is None and model._last_episode_starts is None
 
 
 def _was_cut(model: Resumable) -> bool:
@@ -260,7 +270,7 @@ def _read_state(found: Checkpoint) -> dict[str, Any]:
     return state
 
 
-def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, described: dict[str, Any]) -> list[str]:
+def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
     """What will differ from a run that was never interrupted, in words."""
     reasons = []
     at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
@@ -268,8 +278,8 @@ def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callba
         reasons.append("the episodes under way: the environments do not offer their state, so they will be cut here")
     reasons += [_forgotten(name) for name in surroundings["forgets"]]
     reasons += [f"callback {name}" for name, one in callback_states.named(callbacks) if not callback_states.is_known(one)]
-    if not described:
-        reasons.append("the replay buffer, unless it is saved whole")
+    if not with_replay_buffer:
+        reasons.append("the replay buffer, which is not saved")
     return reasons
 
 
@@ -294,7 +304,7 @@ class _Continuation:
 
     def __init__(self, model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str]):
         self.model, self.found, self.state, self.problems = model, found, state, problems
-        self.was_cut = _was_cut(model)
+        self.was_cut, self.is_first = _was_cut(model), _is_before_learn(model)
         self.resumptions = model.resumptions
         self.reached: tuple[Any, Any] | None = None  # the environments' last observation and whether it began an episode
 
@@ -305,6 +315,7 @@ class _Continuation:
         problems = [*self.problems, *callback_states.restore(callback, self.state["callbacks"])]
         problems += self._world(env, self.state["world"], *self.reached)
         logs.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
+        logs.record(model.logger, self.state.get("log") or {})
         problems += generators.restore(self.state["generators"], model.action_space)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
@@ -317,6 +328,8 @@ class _Continuation:
             world.set_vec(env, saved)
             model._last_obs = last_obs
             return []
+        if self.is_first:
+            return self._begin(env, saved)
         first: Any = env.reset()
         world.set_vec(env, saved, of_episodes=False)
         normalization = model.get_vec_normalize_env()
@@ -334,6 +347,14 @@ class _Continuation:
             return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
                     "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
         return problems
+
+    def _begin(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
+        """The run's first reset: the one that ``learn`` has made was not from its seeds, and is forgotten."""
+        world.set_vec(env, saved)
+        self.model._last_obs = env.reset()  # type: ignore[assignment]
+        if (normalization := self.model.get_vec_normalize_env()) is not None:
+            self.model._last_original_obs = normalization.get_original_obs()
+        return []
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sb3_td3x.checkpoint import generators
+from sb3_td3x.checkpoint import generators, logs
 from sb3_td3x.serialization import plain
 
 Check = Callable[[Any], bool]
@@ -42,6 +42,12 @@ def _generator(value: Any) -> bool:
     return True
 
 
+def _record(value: Any) -> bool:
+    """A value of ``logs.unwritten``."""
+    is_long_enough = isinstance(value, list) and len(value) >= 2
+    return is_long_enough and isinstance(value[0], logs.RECORDED) and _count(value[1]) and all(map(_a(str), value[2:]))
+
+
 _FILE = {"bytes": _count, "sha256": _a(str)}
 _SEGMENT = _parts(**_FILE, file=_a(str), first=_count, last=_count, prints=_optional(_many(_a(str))))
 _BUFFER = _parts(
@@ -67,6 +73,7 @@ STATE: dict[str, Check] = {
     "world": _WORLD,
     "callbacks": _table(_parts(attributes=_table(lambda value: True), matters=_a(bool), world=_optional(_WORLD))),
     "files": _table(_a(str)),
+    "log": _optional(_table(_record)),  # not in the states of older versions
 }
 
 

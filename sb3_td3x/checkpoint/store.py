@@ -185,6 +185,14 @@ class Store:
                 shutil.rmtree(hidden, ignore_errors=True)
 
 
+def require_prefix(prefix: str) -> None:
+    """
+    :raises ValueError: for a checkpoint's name that would be hidden, or in another folder
+    """
+    if prefix.startswith(".") or Path(prefix).name != prefix:
+        raise ValueError(f"name_prefix is how the names of folders begin: without slashes and no dot first, not {prefix!r}")
+
+
 def _sealed(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON, its own checksum in the first line."""
     text = json.dumps(manifest, indent=1)

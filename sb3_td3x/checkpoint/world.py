@@ -106,16 +106,17 @@ class ResumableEnv(gym.Wrapper):
         return True
 
 
-def get(env: VecEnv) -> dict[str, Any]:
+def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     """
     The state of all environments and of the layers around them.
 
+    :param was_reset: ``False`` before the first reset, where the environments may not have a state to offer
     :return: ``envs``: one entry per environment, or ``None`` where they cannot be reached; ``vec``: the layers' states;
         ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something may be lost that
         outlives an episode; ``seeds``: of the next reset
     """
     layers = list(_vec_layers(env))
-    envs = _call(layers[-1], "get_world")
+    envs = _call(layers[-1], "get_world") if was_reset else None
     unknown = [layer for layer in layers[:-1] if type(layer) not in VEC_LAYERS]
     return {
         "envs": envs,
@@ -134,11 +135,12 @@ def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
     :return: whether that was possible: not for environments that cannot be reached or are built differently
     """
     innermost = list(_vec_layers(env))[-1]
+    seeds = world.get("seeds")
+    if seeds is not None and len(seeds) == env.num_envs:
+        innermost._seeds = list(seeds)
     if world["envs"] is None or len(world["envs"]) != env.num_envs:
         return False
     arguments = [(one, not world["complete"], again) for one, again in zip(world["envs"], rewind, strict=True)]
-    if world.get("seeds") is not None:
-        innermost._seeds = list(world["seeds"])
     return all(_call(innermost, "set_world", arguments) or [False])
 
 

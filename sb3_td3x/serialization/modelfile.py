@@ -170,7 +170,7 @@ def _require_members(archive: zipfile.ZipFile, name: str) -> None:
     names = archive.namelist()
     missing = sorted(set(MEMBERS) - set(names))
     if missing:
-        raise ModelFileError(f"{name} is not a TD3 model: it lacks {', '.join(missing)}")
+        raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
     if len(names) != len(set(names)):
         raise ModelFileError(f"{name} is damaged: it has two members of one name")
 

@@ -6,6 +6,7 @@ by Inductor or captured as a CUDA graph. There is no mathematics in here.
 import functools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +16,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
 from stable_baselines3.td3.policies import TD3Policy
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sb3_td3x import precision, update
+from sb3_td3x import generators, precision, update
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.generators import generators_kept
 from sb3_td3x.policies import TD3XPolicy
-from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, flat, layout
+from sb3_td3x.recordable import NETWORKS, RecordableUpdate, State, attributes_kept, flat, layout
 from sb3_td3x.settings import one_of
 from sb3_td3x.update import Losses, UpdateSettings
 
@@ -31,6 +32,8 @@ PATHS = ("auto", "plain", "compiled", "cudagraph")
 WORTH_COMPILING = 20_000
 
 Program = Callable[..., Sequence[th.Tensor]]
+_MAKING = threading.Lock()
+"""torch records one program at a time."""
 
 
 class CannotAccelerate(ValueError):
@@ -142,6 +145,7 @@ class FastUpdate:
                 yield
             finally:
                 first_bad = self._first_bad()
+                self._state.leave()
         self._raise(first_bad)
 
     def __call__(
@@ -218,9 +222,12 @@ class FastUpdate:
             once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
             self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
         recorded = RecordableUpdate(self.policy, self.products, self._state, batch, with_actor, settings)
-        with generators_kept(self.policy.device):
+        with _MAKING, generators_kept(self.policy.device):
             try:
                 program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
+                if self.path == "compiled":  # some layers have no kernel that a program can call (LSTM)
+                    with precision.matrix_kernels(self.kernels):
+                        program(*[tensor.clone() for tensor in inputs])
             except CannotAccelerate:
                 raise
             except Exception as error:  # a compiler that fails, a cache that cannot be written, a capture that is not allowed
@@ -230,10 +237,16 @@ class FastUpdate:
 
 
 def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program:
+    drawn = generators.numpys_and_pythons()
     try:
-        program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
+        with attributes_kept(recorded.policy):
+            program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
     except Exception as error:  # whatever a user's network raises when it meets tensors without values
         raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
+    if generators.numpys_and_pythons() != drawn and _is_alone():
+        raise CannotAccelerate(
+            "the policy draws random numbers of numpy's or python's, which would be the same in every update"
+        )
     _refuse_random_layers(program)
     import torch._inductor
 
@@ -247,6 +260,11 @@ def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program
     return torch._inductor.compile(program, list(inputs), options=options)
 
 
+def _is_alone() -> bool:
+    """Whether no other thread of the program can have drawn random numbers meanwhile; progress bars and loggers do not."""
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
+
+
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
@@ -254,13 +272,22 @@ def _first_line(error: Exception) -> str:
 def _refuse_random_layers(program: GraphModule) -> None:
     """Dropout would draw other numbers than on the plain path."""
     for node in program.graph.nodes:
-        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0:
             raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
+
+
+def _dropout_of(node: Node) -> Any:
+    """The share that an attention's dropout leaves out; ``None`` for other operations."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return None
+    place = names.index("dropout_p")
+    return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
 
 
 def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
     """Record the update's kernels on the policy's GPU; a call copies what is new into place and replays them."""
-    with th.cuda.device(recorded.policy.device):
+    with th.cuda.device(recorded.policy.device), attributes_kept(recorded.policy):
         return _capture_on_current_device(recorded, inputs)
 
 

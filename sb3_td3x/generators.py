@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -26,6 +27,12 @@ def generators_kept(device: th.device | None = None, seed: int | None = None) ->
     finally:
         random.setstate(python)
         np.random.set_state(array)
+
+
+def numpys_and_pythons() -> tuple[Any, ...]:
+    """The states of the two, which can be compared."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
 def _seed(seed: int, devices: list[th.device]) -> None:

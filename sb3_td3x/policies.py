@@ -245,7 +245,8 @@ def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles
     if "n_quantiles" in given:
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
     for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
-        if not callable(given.get(name, dict)) and given[name] is not None:
+        is_made = isinstance(given.get(name), nn.Module)  # which could be called, but with tensors
+        if is_made or (not callable(given.get(name, dict)) and given[name] is not None):
             raise ValueError(f"{name} in policy_kwargs must be a class, not {given[name]!r}")
     if given.get("optimizer_kwargs"):
         given = {**given, "optimizer_kwargs": _pythons(given["optimizer_kwargs"])}

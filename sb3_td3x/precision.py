@@ -31,7 +31,7 @@ def hidden_products(network: nn.Module, products: str) -> Iterator[None]:
     Inside, ``network`` multiplies its hidden layers' matrices in this precision; the result of each product is float32.
 
     :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except the
-        last of an actor or critic, however many actions or quantiles it gives
+        last of an actor or critic, however many actions or quantiles it gives, and one whose ``forward`` is the user's
     :param products: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
         forward and backward. Weights, optimiser and losses stay float32
     """
@@ -43,6 +43,7 @@ def hidden_products(network: nn.Module, products: str) -> Iterator[None]:
         module
         for module in network.modules()
         if products == "bf16"
+        and "forward" not in vars(module)  # a user's own
         and type(module) is nn.Linear
         and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
         and not any(module is output for last in outputs for output in last)

@@ -41,10 +41,13 @@ class State:
         }
         self.tensors = [tensor.detach() for tensor in self.named.values()]
         self.tensors += [tensor for state in self.moments.values() for tensor in state.values()]
-        self.shares_steps = all(
-            len({float(self.moments[name, parameter]["step"]) for parameter in parameters}) <= 1
-            for name, parameters in self.trained.items()
-        )
+        self.is_on_gpu = policy.device.type == "cuda"
+        counts = [state["step"] for state in self.moments.values()]
+        self._counts = (
+            counts if self.is_on_gpu else [count.numpy() for count in counts]
+        )  # numpy reads one in a tenth of the time
+        self._left_at = self._steps()
+        self.shares_steps = self._shares_steps()
         self.modules = list(policy.modules())
         self.layout = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self.tensors]
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
@@ -66,8 +69,27 @@ class State:
         found += [id(value) for _, state in states for moments in state.values() for value in moments.values()]
         return found
 
+    def leave(self) -> None:
+        """Between two series of updates anything may be edited, Adam's counts too."""
+        if not self.is_on_gpu:  # a look at them would wait for it
+            self._left_at = self._steps()
+
+    def _steps(self) -> list[float]:
+        """How often Adam has moved each parameter."""
+        return [count.item() for count in self._counts]
+
+    def _shares_steps(self) -> bool:
+        """Whether Adam has moved all parameters of a network equally often."""
+        moved: dict[str, set[float]] = {name: set() for name in self.trained}
+        for (name, _), steps in zip(self.moments, self._left_at, strict=True):
+            moved[name].add(steps)
+        return all(len(one) <= 1 for one in moved.values())
+
     def constants(self, path: str) -> tuple[Any, ...]:
         """What a program made from this state contains and does not read anew at every update."""
+        if not self.is_on_gpu and (steps := self._steps()) != self._left_at:
+            self._left_at = steps
+            self.shares_steps = self._shares_steps()
         held = [set(map(id, parameters)) for parameters in self.trained.values()]
         trained = [id(parameter) in one for one in held for parameter in self.parameters.values()]
         modes = [module.training for module in self.modules]
@@ -185,15 +207,59 @@ def exchanged(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> Iterator[N
 
     :param stand_ins: by the ``id`` of what they stand in for
     """
-    holders = [holder for module in network.modules() for holder in (module._parameters, module._buffers)]
+    holders: list[Any] = [holder for module in network.modules() for holder in (module._parameters, module._buffers)]
     before = [dict(holder) for holder in holders]
     try:
         for holder in holders:
-            holder.update({name: stand_ins[id(tensor)] for name, tensor in holder.items() if tensor is not None})  # type: ignore[misc]
+            holder.update({name: stand_ins[id(tensor)] for name, tensor in holder.items() if tensor is not None})
         yield
+        for holder, tensors in zip(holders, before, strict=True):
+            _take_over(holder, {name: stand_ins.get(id(tensor)) for name, tensor in tensors.items()})
     finally:
         for holder, tensors in zip(holders, before, strict=True):
-            holder.update(tensors)  # type: ignore[arg-type]
+            holder.clear()
+            holder.update(tensors)
+
+
+def _take_over(holder: dict[str, th.Tensor | None], stand_ins: dict[str, th.Tensor | None]) -> None:
+    """
+    What a layer has set anew instead of writing into it, as in ``self.mean = 0.9 * self.mean + 0.1 * new``.
+
+    :raises ValueError: for one that there was not before, or of another shape or type
+    """
+    for name, tensor in holder.items():
+        stand_in = stand_ins.get(name)
+        if tensor is stand_in:
+            continue
+        if tensor is None or stand_in is None or (tensor.shape, tensor.dtype) != (stand_in.shape, stand_in.dtype):
+            raise ValueError(f"a layer changes what its buffer or parameter {name!r} is")
+        with th.no_grad():
+            stand_in.copy_(tensor)
+
+
+@contextmanager
+def attributes_kept(network: nn.Module) -> Iterator[None]:
+    """
+    Undo what recording leaves in modules: tensors without values.
+
+    :raises ValueError: if a module of the user's has set an attribute, which a program would not do. torch's own layers
+        keep nothing there that their next call needs
+    """
+    modules = list(network.modules())
+    before = [dict(vars(module)) for module in modules]
+    changed = []
+    try:
+        yield
+        for module, attributes in zip(modules, before, strict=True):
+            found = [name for name, value in vars(module).items() if value is not attributes.get(name, modules)]
+            if found and not type(module).__module__.startswith("torch."):
+                changed.append(f"{type(module).__name__}.{found[0]}")
+    finally:
+        for module, attributes in zip(modules, before, strict=True):
+            vars(module).clear()
+            vars(module).update(attributes)
+    if changed:
+        raise ValueError(f"{changed[0]} is set in every call: register_buffer is for tensors that a layer keeps")
 
 
 def _adam_step(

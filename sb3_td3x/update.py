@@ -205,15 +205,15 @@ class PlainUpdate:
     ) -> Losses:
         # The critics have moved before the actor's gradient is known to be good
         undo = _copy_of(self.policy.critic) if with_actor else None
-        statistics = [(buffer, buffer.clone()) for buffer in self.policy.buffers()] if self._has_buffers else []
+        statistics = _buffers_of(self.policy) if self._has_buffers else []
         self.last_good = number - 1
         try:
             losses = make(self.policy, batch, noise, settings, with_actor, _descend)
         except _NonFinite as error:
             if undo is not None:
                 undo()
-            for buffer, value in statistics:
-                buffer.copy_(value)
+            for holder, name, buffer, value in statistics:
+                holder[name] = buffer.copy_(value)  # a layer may have set another one
             raise NonFiniteError(f"{error} loss or its gradient", f"update {number}") from None
         self.last_good = number
         return losses
@@ -256,6 +256,14 @@ def _copy_of(network: BaseModel) -> Callable[[], None]:
         optimizer.state.update(state)
 
     return undo
+
+
+def _buffers_of(network: nn.Module) -> list[tuple[dict[str, th.Tensor | None], str, th.Tensor, th.Tensor]]:
+    """Every buffer with where it is held, and a copy of what it holds."""
+    holders = [module._buffers for module in network.modules() if module._buffers]
+    return [
+        (holder, name, buffer, buffer.clone()) for holder in holders for name, buffer in holder.items() if buffer is not None
+    ]
 
 
 def _running_statistics(network: nn.Module) -> list[th.Tensor]:

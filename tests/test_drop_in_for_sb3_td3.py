@@ -136,6 +136,7 @@ def test_an_action_noise_object_is_used_as_it_is():
     [
         ([64, 64], r"policy_kwargs must be a dict, not \[64, 64\]"),
         ({"activation_fn": "relu"}, "activation_fn in policy_kwargs must be a class, not 'relu'"),
+        ({"activation_fn": th.nn.ReLU()}, r"activation_fn in policy_kwargs must be a class, not ReLU\(\)"),
         ({"optimizer_class": "Adam"}, "optimizer_class in policy_kwargs must be a class, not 'Adam'"),
     ],
 )

@@ -1,0 +1,240 @@
+"""Networks of one's own learn the same on every path, or their updates are made on the plain one, with the reason."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from sb3_td3x import NonFiniteError, accelerate, precision
+from sb3_td3x.accelerate import CannotAccelerate
+from tests.paths import assert_equal, optimiser_states, pair, ready, train
+from tests.tools import LineEnv, model, random_batch, weights
+
+
+class Extractor(BaseFeaturesExtractor):
+    """Of as many features as observations."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 3)
+        self.layer = th.nn.Linear(3, 3)
+
+    def forward(self, observations):
+        return self.layer(observations)
+
+
+class Lazy(Extractor):
+    positions = None
+
+    def forward(self, observations):
+        if self.positions is None:
+            self.positions = th.arange(3, dtype=th.float32)
+        return self.layer(observations + self.positions)
+
+
+class Averaging(Extractor):
+    """Keeps a running value where torch does not see it."""
+
+    mean = 0.0
+
+    def forward(self, observations):
+        self.mean = 0.9 * self.mean + 0.1 * observations.mean().detach()
+        return self.layer(observations - self.mean)
+
+
+class Counting(Extractor):
+    calls = 0
+
+    def forward(self, observations):
+        self.calls += 1
+        return self.layer(observations) / self.calls
+
+
+class Drawing(Extractor):
+    def forward(self, observations):
+        return self.layer(observations) * np.random.uniform(0.8, 1.2)
+
+
+class Registering(Extractor):
+    def forward(self, observations):
+        if "late" not in self._buffers:
+            self.register_buffer("late", th.ones(3))
+        return self.layer(observations * self.late)
+
+
+class Centred(Extractor):
+    """Sets its buffer anew instead of writing into it."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.register_buffer("mean", th.zeros(3))
+
+    def forward(self, observations):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * observations.mean(0).detach()
+        return self.layer(observations - self.mean)
+
+
+class Recurrent(Extractor):
+    """Has no kernel that a compiled program can call backwards (torch 2.13)."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.cell = th.nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, observations):
+        return self.cell(observations.unsqueeze(-1))[0][:, -1]
+
+
+class Attending(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.attention = th.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, observations):
+        tokens = observations.unsqueeze(-1).expand(-1, -1, 4)
+        return self.layer(self.attention(tokens).mean(-1))
+
+
+class Normed(Extractor):
+    """With a hook of torch's that sets an attribute before every call."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = th.nn.utils.spectral_norm(self.layer)
+
+
+def with_extractor(extractor):
+    return {"policy_kwargs": {"net_arch": [16, 12], "features_extractor_class": extractor}}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Programs run operation by operation: what is recorded is what counts here."""
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
+    monkeypatch.setattr(accelerate, "_has_compiler", lambda: True)
+
+
+def assert_plain_takes_over(extractor, capsys):
+    algorithm = model(verbose=1, **with_extractor(extractor))
+    algorithm.learn(0)
+    capsys.readouterr()
+    algorithm.update_path = "compiled"
+    algorithm.learn(40, reset_num_timesteps=False)
+    assert algorithm._n_updates == 30
+    printed = capsys.readouterr().out
+    assert printed.count("accelerate: plain (") == 1
+    return printed
+
+
+@pytest.mark.usefixtures("recorded")
+class TestWhatAProgramWouldNotRepeat:
+    @pytest.mark.parametrize(
+        ("extractor", "reason"),
+        [
+            (Lazy, "Lazy.positions is set in every call: register_buffer"),
+            (Averaging, "Averaging.mean is set in every call"),
+            (Counting, "Counting.calls is set in every call"),
+            (Registering, "a layer changes what its buffer or parameter 'late' is"),
+            (Drawing, "random numbers of numpy's or python's"),
+        ],
+    )
+    def test_is_declined_and_leaves_the_policy_as_it_was(self, extractor, reason, capsys):
+        algorithm = ready("compiled", **with_extractor(extractor))
+        before = [dict(vars(module)) for module in algorithm.policy.modules()]
+        buffers = [dict(module._buffers) for module in algorithm.policy.modules()]
+        with pytest.raises(CannotAccelerate, match=reason):
+            train(algorithm, [random_batch(0)])
+        assert [dict(vars(module)) for module in algorithm.policy.modules()] == before
+        assert [dict(module._buffers) for module in algorithm.policy.modules()] == buffers
+        algorithm.accelerate = "plain"
+        train(algorithm, [random_batch(0), random_batch(1)])
+        assert reason in assert_plain_takes_over(extractor, capsys)
+
+    def test_numbers_that_another_thread_draws_are_not_the_policys(self):
+        is_over, has_drawn = threading.Event(), threading.Event()
+
+        def draw():
+            while not is_over.is_set():
+                np.random.uniform()
+                has_drawn.set()
+
+        other = threading.Thread(target=draw)
+        other.start()
+        has_drawn.wait()
+        try:
+            train(ready("compiled"), [random_batch(0)])
+        finally:
+            is_over.set()
+            other.join()
+
+
+@pytest.mark.usefixtures("recorded")
+class TestIsTheSame:
+    @pytest.mark.parametrize("extractor", [Centred, Normed, Attending])
+    def test_on_the_compiled_path(self, extractor):
+        both = pair(**with_extractor(extractor))
+        for algorithm in both:
+            train(algorithm, [random_batch(seed) for seed in range(4)])
+        assert_equal(*both, rtol=1e-4, atol=1e-6)
+
+    def test_after_the_moments_of_one_layer_were_set_to_zero(self):
+        both = pair()
+        for algorithm in both:
+            train(algorithm, [random_batch(seed) for seed in range(4)])
+            for network in (algorithm.critic, algorithm.actor):
+                for value in network.optimizer.state[list(network.parameters())[-1]].values():
+                    value.zero_()
+            train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
+        assert_equal(*both)
+        assert {float(value) for name, value in optimiser_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
+
+    def test_in_several_threads(self):
+        models, errors = [ready("compiled") for _ in range(3)], []
+
+        def work(algorithm):
+            try:
+                train(algorithm, [random_batch(0), random_batch(1)])
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(one,)) for one in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        for one in models[1:]:
+            assert_equal(models[0], one)
+
+
+def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():
+    algorithm = ready("plain", **with_extractor(Centred))
+    train(algorithm, [random_batch(0)])
+    before = weights(algorithm)
+    held = [id(buffer) for buffer in algorithm.policy.buffers()]
+    batch = random_batch(1)
+    with pytest.raises(NonFiniteError):
+        train(algorithm, [batch._replace(rewards=batch.rewards * th.inf)], first=1)
+    for name, value in weights(algorithm).items():
+        assert th.equal(value, before[name]), name
+    assert [id(buffer) for buffer in algorithm.policy.buffers()] == held
+
+
+@pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
+    assert "making the program failed" in assert_plain_takes_over(Recurrent, capsys)
+
+
+def test_a_layers_forward_of_ones_own_stays_with_bf16():
+    algorithm = model(LineEnv(), policy_kwargs={"net_arch": [64, 64]}, precision="bf16")
+    layer, calls = algorithm.critic.q_networks[0][2], []
+    own = layer.forward = lambda values: calls.append(1) or th.nn.Linear.forward(layer, values)
+    with precision.hidden_products(algorithm.policy, "bf16"):
+        assert algorithm.critic.q_networks[1][2].forward is not None
+        assert "forward" in vars(algorithm.critic.q_networks[1][2])
+    assert layer.forward is own
+    algorithm.learn(20)
+    assert layer.forward is own
+    assert len(calls) >= 10

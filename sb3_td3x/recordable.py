@@ -42,10 +42,9 @@ class State:
         self.tensors = [tensor.detach() for tensor in self.named.values()]
         self.tensors += [tensor for state in self.moments.values() for tensor in state.values()]
         self.is_on_gpu = policy.device.type == "cuda"
-        counts = [state["step"] for state in self.moments.values()]
-        self._counts = (
-            counts if self.is_on_gpu else [count.numpy() for count in counts]
-        )  # numpy reads one in a tenth of the time
+        self._counts: list[Any] = [state["step"] for state in self.moments.values()]
+        if not self.is_on_gpu:
+            self._counts = [count.numpy() for count in self._counts]  # the same memory, read in a quarter of the time
         self._left_at = self._steps()
         self.shares_steps = self._shares_steps()
         self.modules = list(policy.modules())
@@ -245,13 +244,13 @@ def attributes_kept(network: nn.Module) -> Iterator[None]:
     :raises ValueError: if a module of the user's has set an attribute, which a program would not do. torch's own layers
         keep nothing there that their next call needs
     """
-    modules = list(network.modules())
+    modules, absent = list(network.modules()), object()
     before = [dict(vars(module)) for module in modules]
     changed = []
     try:
         yield
         for module, attributes in zip(modules, before, strict=True):
-            found = [name for name, value in vars(module).items() if value is not attributes.get(name, modules)]
+            found = [name for name, value in vars(module).items() if value is not attributes.get(name, absent)]
             if found and not type(module).__module__.startswith("torch."):
                 changed.append(f"{type(module).__name__}.{found[0]}")
     finally:

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +13,15 @@ from matplotlib.lines import Line2D
 from results import ACTORS, AVERAGES, RETURNS, VALUES, read
 
 from sb3_td3x.iqm import interquartile_mean
+
+
+class SideBySide(NamedTuple):
+    """Two runs that were made at the same time, each on a core of one machine."""
+
+    env: str
+    sb3_seed: int
+    td3x_seed: int
+
 
 METHODS = {
     ("td3x", "default"): ("TD3X", "#1f5fa8"),
@@ -39,6 +49,7 @@ OTHERS = {
     "Hopper-v5": "2410 at 300k, as the authors' TD3 on v1",
 }
 """Tasks beside PyBullet's, and what was aimed at."""
+BESIDE = SideBySide("HalfCheetahBulletEnv-v0", sb3_seed=0, td3x_seed=2)
 TUNING_SEEDS = 100  # and up; results are told on seeds below
 LAST = 100_000
 SMOOTH = 5  # evaluations in the curves' running mean
@@ -115,6 +126,25 @@ def _passed(run: dict[str, np.ndarray], level: float) -> str:
     return f"{above[0] / 1000:.0f}" if len(above) else "never"
 
 
+def beside_table(found: Runs) -> str:
+    """
+    Steps and minutes to the score that SB3's TD3 has at its end (the mean of its last 100,000 steps), of SB3's run and of one
+    of the preset ``default`` that ran at the same time on the machine's other core, as Markdown.
+    """
+    members = {method: reported(found, method, BESIDE.env) for method in (("sb3_td3", "zoo"), ("td3x", "default"))}
+    sb3 = next(run for run in members["sb3_td3", "zoo"] if run["seed"][0] == BESIDE.sb3_seed)
+    own = next(run for run in members["td3x", "default"] if run["seed"][0] == BESIDE.td3x_seed)
+    level = last(sb3, LAST)
+    lines = [f"| {BESIDE.env.removesuffix('BulletEnv-v0')} | thousand steps to {level:.0f} | minutes to {level:.0f} "
+             "| minutes for 500,000 steps | mean of the last 100,000 |", "|---" * 5 + "|"]  # fmt: skip
+    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"TD3X, seed {BESIDE.td3x_seed}", own)):
+        first = SMOOTH - 1 + int(np.argmax(_smoothed(run) > level))
+        steps, minutes = run["timesteps"][first] / 1000, run["wall_seconds"][first] / 60
+        end = f"{run['wall_seconds'][-1] / 60:.0f} | {last(run, LAST):.0f}"
+        lines.append(f"| {label} | {steps:.0f} | {minutes:.0f} | {end} |")
+    return "\n".join(lines)
+
+
 def iqm_table(found: Runs) -> str:
     """The interquartile mean over environments and seeds with rliable's interval, as a multiple of published agents."""
     members = [reported(found, ("td3x", "default"), env) for env in ENVIRONMENTS]
@@ -176,7 +206,8 @@ def others_table(found: Runs) -> str:
     for env, aim in OTHERS.items():
         members = found.get(("td3x", "default", env), [])
         ends = [float(run["mean_return"][-1]) for run in members]
-        steps = f"{min(run['timesteps'].max() for run in members):,.0f}" if members else "-"
+        lengths = sorted({int(run["timesteps"].max()) for run in members})
+        steps = " and ".join(f"{length:,}" for length in lengths) or "-"
         best = ", ".join(f"{round(run['mean_return'].max())}" for run in members) or "-"
         lines.append(f"| {env} | {aim} | {steps} | {_cell(ends)} | {round(min(ends)) if ends else '-'} | {best} |")
     return "\n".join(lines)
@@ -269,6 +300,7 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     fill(page, "results table", f"{results_table(found)}\n{aims_row()}")
     fill(page, "iqm table", iqm_table(found))
     fill(page, "milestones table", milestones_table(found))
+    fill(page, "beside table", beside_table(found))
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
     fill(page, "averages table", averages_table())

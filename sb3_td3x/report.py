@@ -97,7 +97,7 @@ def _content(run: RunDir) -> dict[str, Any]:
         "curves": _curves(scores),
         "charts": list(_charts(log)),
         "film": _film(run, notes),
-        "commands": _commands(run, arguments),
+        "commands": _commands(run, config, arguments),
         "config": _lines(config),
         "arguments": _lines({key: value for key, value in arguments.items() if key != "versions"}),
         "versions": _lines(versions) if isinstance(versions, dict) else [],
@@ -152,11 +152,16 @@ def _facts(
         best = int(scores.mean.argmax())
         facts.append(("best score", score_text(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"))
         facts.append(("last score", score_text(scores.mean[-1]), f"± {score_text(scores.spread[-1])} over its episodes"))
-    total = config.get("n_timesteps")
-    planned = float(total) if isinstance(total, (int, float)) and math.isfinite(total) else 0.0
+    planned = _planned(config)
     state = "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
     facts.append(("steps", f"{done:,}", state))
     return facts + _time(scores, log, done)
+
+
+def _planned(config: Mapping[str, Any]) -> float:
+    """Steps that the run is to make, 0 where its settings do not say."""
+    total = config.get("n_timesteps")
+    return float(total) if isinstance(total, (int, float)) and math.isfinite(total) else 0.0
 
 
 def _time(scores: Scores | None, log: Mapping[str, np.ndarray], done: int) -> list[tuple[str, str, str]]:
@@ -243,14 +248,16 @@ def _lines(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
     return [(str(name), value if isinstance(value, str) else presets.written(value)) for name, value in values.items()]
 
 
-def _commands(run: RunDir, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _commands(run: RunDir, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Title and command line, safe to paste whatever the folder says."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return []  # rl-zoo3's, which td3x neither repeats nor goes on with
     found = [("Repeat it", "\n".join(repetition.commands(arguments)))]
     saved = Store(run.checkpoints).checkpoints()
     if saved:
-        longer = ["--steps", f"{2 * saved[-1].total:.0f}"] if saved[-1].is_finished else []
+        # The settings know it better than a checkpoint: a run that is extended may not have made one since
+        planned = _planned(config) or saved[-1].total
+        longer = ["--steps", f"{2 * planned:.0f}"] if 0 < planned <= saved[-1].steps else []
         resume = shlex.join(["td3x", "train", "--resume", str(run.path), *longer])
         found.append(("Go on to twice the steps" if longer else f"Go on from step {saved[-1].steps:,}", resume))
     found.append(("Score it on fresh episodes", shlex.join(["td3x", "eval", str(run.path)])))

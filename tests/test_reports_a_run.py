@@ -131,6 +131,16 @@ class TestContent:
         assert commands(finished)[1] == ["td3x", "train", "--resume", str(copy), "--steps", "800"]
         assert "unfinished" not in finished
 
+    @pytest.mark.filterwarnings("ignore:not restored exactly")
+    def test_the_command_goes_on_with_a_run_that_was_extended_and_killed_before_it_saved(self, unfinished, tmp_path):
+        copy = tmp_path / "td3x" / "Line-v0_1"
+        shutil.copytree(unfinished.path, copy)
+        experiment.train(experiment.resume(RunDir.open(copy)))
+        experiment.resume(RunDir.open(copy), steps=700).resources.close()
+        page = report.render(RunDir.open(copy))
+        assert "Go on from step 400" in page
+        assert commands(page)[1] == ["td3x", "train", "--resume", str(copy)]
+
     def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, capfd, monkeypatch):
         (tmp_path / "run").mkdir()
         shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")

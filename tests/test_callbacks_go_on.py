@@ -1,14 +1,111 @@
-"""Callbacks, evaluations and TensorBoard around a run that goes on; their counters and scores: ``test_resumes_exactly``."""
+"""Callbacks, evaluations and TensorBoard around a run that goes on."""
 
 import numpy as np
 import pytest
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
-from tests.resuming import OpenLineEnv, seeded
+from sb3_td3x.evaluation import Evaluation
+from tests.resuming import STEPS, OpenLineEnv, seeded
 from tests.tools import LineEnv, model
+
+
+class TestExactly:
+    def callbacks(self, tmp_path):
+        evaluation = EvalCallback(
+            seeded(), n_eval_episodes=2, eval_freq=25, log_path=tmp_path, best_model_save_path=tmp_path, verbose=0, warn=False
+        )
+        every = EveryNTimesteps(35, EvalCallback(seeded(), n_eval_episodes=1, eval_freq=1, verbose=0, warn=False))
+        return [
+            evaluation,
+            every,
+            StopTrainingOnMaxEpisodes(1000),
+            TD3XCheckpointCallback(50, tmp_path / "checkpoint", keep_last=9),
+        ]
+
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    def test_scores_counters_and_the_best_model_go_on(self, tmp_path):
+        whole = self.callbacks(tmp_path / "whole")
+        model(seeded(), seed=1).learn(STEPS, whole)
+        cut = self.callbacks(tmp_path / "cut")
+        model(seeded(), seed=1).learn(STEPS, cut)
+        resumed = self.callbacks(tmp_path / "cut")
+        run = resume_run(tmp_path / "cut" / "checkpoint", seeded(), checkpoint=60)
+        seen = []
+
+        def look(local, _):
+            with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
+                seen.append(archive["timesteps"].tolist())
+            return True
+
+        run.learn(STEPS, [*resumed, ConvertCallback(look)], resume=True)
+        assert seen[0] == [25, 50]  # not what came after the checkpoint
+        for one, other in zip(whole, resumed, strict=True):
+            assert one.n_calls == other.n_calls
+        assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
+        assert resumed[0].evaluations_results == whole[0].evaluations_results
+        assert resumed[0].best_mean_reward == whole[0].best_mean_reward
+        assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
+        assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
+
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    def test_an_evaluation_does_not_begin_its_seeded_episodes_again(self, tmp_path):
+        def evaluation(name):
+            env = make_vec_env(LineEnv, seed=7)
+            return EvalCallback(env, n_eval_episodes=1, eval_freq=20, log_path=tmp_path / name, verbose=0, warn=False)
+
+        whole, resumed = evaluation("whole"), evaluation("cut")
+        model(seeded(), seed=1).learn(80, whole)
+        model(seeded(), seed=1).learn(40, [evaluation("cut"), TD3XCheckpointCallback(40, tmp_path / "checkpoint")])
+        resume_run(tmp_path / "checkpoint", seeded()).learn(80, resumed, resume=True)
+        assert resumed.evaluations_results == whole.evaluations_results
+
+    def test_the_clock_of_an_evaluation_goes_on(self, tmp_path, monkeypatch):
+        clock = [0.0]
+        monkeypatch.setattr("sb3_td3x.evaluation.time.perf_counter", lambda: clock[0])
+
+        def tick(local, _):
+            clock[0] += 1
+            return True
+
+        def callbacks():
+            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, log_path=tmp_path, verbose=0, warn=False)
+            return [ConvertCallback(tick), evaluation, TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
+
+        model(seeded(OpenLineEnv), seed=1).learn(30, callbacks())
+        clock[0] = 1000.0
+        evaluated = callbacks()
+        with pytest.warns(UserWarning, match="ConvertCallback"):
+            resume_run(tmp_path / "checkpoint", seeded(OpenLineEnv)).learn(60, evaluated, resume=True)
+        assert evaluated[1].seconds == [20, 30, 40, 60]
+
+    def test_a_callback_of_unknown_state_is_named(self, tmp_path):
+        class Mine(EveryNTimesteps):
+            pass
+
+        def mine():
+            return Mine(10, StopTrainingOnMaxEpisodes(1000))
+
+        model(seeded()).learn(40, [mine(), TD3XCheckpointCallback(20, tmp_path)])
+        assert "callback Mine[0]" in Store(tmp_path).checkpoints()[-1].manifest["not_exact"]
+        with pytest.warns(UserWarning, match=r"not restored exactly: callback Mine\[0\]"):
+            resume_run(tmp_path, seeded()).learn(60, [mine()], resume=True)
+
+    def test_a_callback_that_is_not_given_again_is_named(self, tmp_path):
+        evaluation = EvalCallback(seeded(), eval_freq=10, verbose=0, warn=False)
+        model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
+        with pytest.warns(UserWarning, match=r"callback EvalCallback\[0\] \(it was not given\)"):
+            resume_run(tmp_path, seeded()).learn(60, resume=True)
 
 
 @pytest.mark.parametrize("around", [lambda saving: saving, lambda saving: CallbackList([saving])])

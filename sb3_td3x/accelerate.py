@@ -170,8 +170,8 @@ class FastUpdate:
         with precision.matrix_kernels(self.kernels):
             self._fault, *losses = self._programs[key](*inputs)
         self._faults[number] = self._fault
-        errors = losses.pop() if settings.prioritization == "lap" else None
-        return Losses(losses[0], losses[1] if with_actor else None, errors)
+        rest = iter(losses)
+        return Losses(*[next(rest) if has else None for has in update.reported(self.policy, settings, with_actor)])  # type: ignore[arg-type]
 
     def _plain_update(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int

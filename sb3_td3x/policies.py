@@ -19,6 +19,15 @@ from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.critics import QuantileCritic, add_layer_norm
+from sb3_td3x.embeddings import (
+    EmbeddedCritic,
+    EmbeddedQuantileCritic,
+    Encoder,
+    NormalizedHead,
+    ObservationAndEmbedding,
+    StateEncoder,
+    require_no_weights,
+)
 from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.serialization import modelfile, parameters
 from sb3_td3x.serialization.pickled import read_policy
@@ -26,7 +35,7 @@ from sb3_td3x.settings import AUTO, did_you_mean, switch, whole
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
-OWN_DEFAULTS = {"n_quantiles": 1, "layer_norm": False, "normalize_observations": False}
+OWN_DEFAULTS = {"n_quantiles": 1, "layer_norm": False, "normalize_observations": False, "embedding_dim": None}
 """Of the policy's arguments that SB3's does not have."""
 
 TQC_QUANTILES = 25
@@ -39,7 +48,17 @@ WITHOUT_MODES = {
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
+    EmbeddedCritic, EmbeddedQuantileCritic, Encoder, NormalizedHead, ObservationAndEmbedding, StateEncoder,
 }  # fmt: skip
+
+
+CRITICS: dict[tuple[bool, bool], type[ContinuousCritic]] = {
+    (False, False): ContinuousCritic,
+    (False, True): QuantileCritic,
+    (True, False): EmbeddedCritic,
+    (True, True): EmbeddedQuantileCritic,
+}
+"""By whether they see embeddings, and whether they have quantiles."""
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -67,8 +86,10 @@ class TD3XPolicy(sb3.TD3Policy):
     :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :raises ValueError: if ``n_critics`` or ``n_quantiles`` is below 1, a switch is neither on nor off, or there is no vector
-        to normalise
+    :param embedding_dim: numbers per state-action embedding, see ``embeddings.py``; ``None`` is no embeddings. The networks of
+        ``net_arch`` then stand behind a layer of ``2 * embedding_dim``
+    :raises ValueError: if ``n_critics``, ``n_quantiles`` or ``embedding_dim`` is below 1, a switch is neither on nor off,
+        there is no vector to normalise, or embeddings are asked for with a features extractor that learns
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -90,11 +111,15 @@ class TD3XPolicy(sb3.TD3Policy):
         n_quantiles: int = 1,
         layer_norm: bool = False,
         normalize_observations: bool = False,
+        embedding_dim: int | None = None,
     ):
         # SB3's constructor makes the networks, so these come before it
         self.layer_norm = switch("layer_norm", layer_norm)
         self.normalize_observations = switch("normalize_observations", normalize_observations)
         self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
+        self.embedding_dim = checked_embedding_dim(embedding_dim)
+        if share_features_extractor and self.embedding_dim is not None:
+            raise ValueError("embedding_dim is without share_features_extractor: actor and critics see different features")
         super().__init__(
             observation_space,
             action_space,
@@ -111,13 +136,30 @@ class TD3XPolicy(sb3.TD3Policy):
         )
         self.look_for_modes()
 
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if self.embedding_dim is not None:
+            for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
+                actor.features_extractor.embedding.load_state_dict(critic.embedding.state.state_dict())  # type: ignore[union-attr]
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
+        """The actor, which sees an embedding beside the observation if the policy's arguments ask for that."""
+        if self.embedding_dim is not None:
+            features_extractor = features_extractor or self.make_features_extractor()
+            require_no_weights(features_extractor)
+            features_extractor = ObservationAndEmbedding(features_extractor, self.embedding_dim)
+        return super().make_actor(features_extractor)
+
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         """The critics, of the kind that the policy's arguments ask for."""
-        if self.n_quantiles == 1:
-            critic = super().make_critic(features_extractor)
-        else:
-            arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
-            critic = QuantileCritic(**arguments, n_quantiles=self.n_quantiles)
+        arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        is_embedded, has_quantiles = self.embedding_dim is not None, self.n_quantiles > 1
+        kind = CRITICS[is_embedded, has_quantiles]
+        if is_embedded:
+            arguments["embedding_dim"] = self.embedding_dim
+        if has_quantiles:
+            arguments["n_quantiles"] = self.n_quantiles
+        critic = kind(**arguments)
         if self.layer_norm:
             add_layer_norm(critic)
         return critic.to(self.device)
@@ -141,7 +183,8 @@ class TD3XPolicy(sb3.TD3Policy):
     @property
     def normalizer(self) -> ObservationNormalizer:
         """What ``normalize_observations`` adds."""
-        return self.actor.features_extractor.normalizer  # type: ignore[return-value]
+        extractor: Any = self.actor.features_extractor
+        return (extractor.extractor if self.embedding_dim is not None else extractor).normalizer
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         # SB3's policy can then still read what only has SB3's networks
@@ -274,6 +317,23 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
             switch(name, value)
         if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
             checked_net_arch(value)
+        if name == "embedding_dim":
+            checked_embedding_dim(value)
+
+
+def checked_embedding_dim(dim: Any) -> int | None:
+    """
+    :raises ValueError: for what is neither ``None`` nor a whole number of 1 or more
+    """
+    return None if dim is None else whole("embedding_dim", dim, minimum=1)
+
+
+def require_one_step(policy: BasePolicy) -> None:
+    """
+    :raises ValueError: for embeddings, which predict the next state and not one several steps ahead
+    """
+    if getattr(policy, "embedding_dim", None) is not None:
+        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or embedding_dim")
 
 
 def checked_net_arch(net_arch: Any) -> Any:

@@ -133,7 +133,7 @@ class RecordableUpdate:
 
     It is for one value of the settings' ``constants``. ``step`` takes the state's tensors, the settings' inputs with both
     learning rates after them in one tensor, the fault so far (0 is none, n the n-th of ``NETWORKS``), the noise and the
-    batch's tensors; returns the fault, the critics' loss and, if due, the actor's.
+    batch's tensors; returns the fault, and of ``Losses`` what ``update.reported`` says.
     """
 
     def __init__(

@@ -130,6 +130,24 @@ def pal_weights(error: th.Tensor) -> th.Tensor:
     return found / found.mean()
 
 
+def average_l1_normalized(values: th.Tensor) -> th.Tensor:
+    """
+    Each row scaled so that the mean of its absolute values is 1: AvgL1Norm (Fujimoto et al. 2023,
+    https://arxiv.org/abs/2306.02451), which keeps embeddings from collapsing to 0 and from growing without bound.
+    """
+    return values / values.abs().mean(dim=-1, keepdim=True).clamp(min=1e-8)
+
+
+def embedding_loss(predicted: th.Tensor, wanted: th.Tensor) -> th.Tensor:
+    """
+    SALE's loss, the mean squared error of predicted embeddings of next states.
+
+    :param predicted: of states and actions, ``(batch, dim)``
+    :param wanted: embeddings of the next states, ``(batch, dim)``, without gradient
+    """
+    return F.mse_loss(predicted, wanted)
+
+
 def actor_loss(values: th.Tensor) -> th.Tensor:
     """
     Deterministic policy gradient: descending this ascends the critics' mean value.

@@ -214,6 +214,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         policies.require_quantiles(self.policy, self.n_quantiles)
         if self.n_steps > 1:
             replay.require_n_steps(self.replay_buffer, self.n_steps)
+            policies.require_one_step(self.policy)
 
     def _settle(self) -> None:
         """Check and choose what needs no environment."""
@@ -339,7 +340,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
             self._n_updates = max(self._n_updates, update.last_good)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in ("critic", "actor"):
+        for name in ("critic", "actor", "embedding"):
             values = [value for one in losses if (value := getattr(one, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())

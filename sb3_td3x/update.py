@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch as th
-from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.policies import BaseModel, ContinuousCritic
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x import precision, rule
 from sb3_td3x.critics import CriticKind, kind_of
+from sb3_td3x.embeddings import EmbeddedCritic
 from sb3_td3x.errors import NonFiniteError
 
 # Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
@@ -65,6 +66,13 @@ class Losses(NamedTuple):
     actor: th.Tensor | None
     errors: th.Tensor | None = None
     """With ``"lap"``: of each transition, ``(batch,)``, what its priority follows."""
+    embedding: th.Tensor | None = None
+    """With embeddings: the encoder's, which is not part of ``critic``."""
+
+
+def reported(policy: TD3Policy, settings: UpdateSettings, with_actor: bool) -> tuple[bool, ...]:
+    """Which of ``Losses`` an update has."""
+    return True, with_actor, settings.prioritization == "lap", isinstance(policy.critic, EmbeddedCritic)
 
 
 class Update(Protocol):
@@ -103,18 +111,14 @@ def make(
     descend: Descend,
 ) -> Losses:
     """Move all critics one step and, ``with_actor``, the actor and then the targets. Parameters as in ``Update``."""
-    critic, errors = critic_step(policy, batch, noise, settings, descend)
-    return Losses(critic, actor_step(policy, batch, settings, descend) if with_actor else None, errors)
+    losses = critic_step(policy, batch, noise, settings, descend)
+    return losses._replace(actor=actor_step(policy, batch, settings, descend)) if with_actor else losses
 
 
 def critic_step(
     policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, descend: Descend
-) -> tuple[th.Tensor, th.Tensor | None]:
-    """
-    Move all critics one optimiser step towards the target of the target networks.
-
-    :return: the loss before it, and with ``"lap"`` the errors
-    """
+) -> Losses:
+    """Move all critics, and with them an encoder, one optimiser step towards the target of the target networks."""
     kind = kind_of(policy.critic)
     target = target_of(policy, batch, noise, settings)
     values = policy.critic(batch.observations, batch.actions)
@@ -123,8 +127,16 @@ def critic_step(
         loss = kind.loss(values, target)
     else:
         loss, errors = _prioritized_loss(kind, values, target, settings.prioritization)
-    descend(policy.critic, loss, "critic", settings.max_grad_norm)
-    return loss.detach(), errors
+    embedding = _embedding_loss(policy.critic, batch)
+    # No parameter has a gradient of both, so one step for the sum is one for each
+    descend(policy.critic, loss if embedding is None else loss + embedding, "critic", settings.max_grad_norm)
+    return Losses(loss.detach(), None, errors, None if embedding is None else embedding.detach())
+
+
+def _embedding_loss(critic: ContinuousCritic, batch: ReplayBufferSamples) -> th.Tensor | None:
+    if not isinstance(critic, EmbeddedCritic):
+        return None
+    return critic.embedding_loss(batch.observations, batch.actions, batch.next_observations)
 
 
 def _prioritized_loss(
@@ -150,16 +162,25 @@ def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, s
 
 
 def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, descend: Descend) -> th.Tensor:
-    """Move the actor one step up the critics' value, then all targets towards their networks; return the actor's loss."""
+    """Move the actor one step up the critics' value, then what follows towards what it follows; return the actor's loss."""
     actions = policy.actor(batch.observations)
     loss = rule.actor_loss(kind_of(policy.critic).ascended(policy.critic, batch.observations, actions))
     descend(policy.actor, loss, "actor", settings.max_grad_norm)
     with th.no_grad():
-        for target, source in ((policy.critic_target, policy.critic), (policy.actor_target, policy.actor)):
+        for target, source in _followers(policy):
             rule.polyak_(target.parameters(), source.parameters(), settings.tau)
             # Batch norm's running statistics are averages already: copied, also with tau 0 (SB3 issue #996)
             rule.polyak_(_running_statistics(target), _running_statistics(source), 1.0)
     return loss.detach()
+
+
+def _followers(policy: TD3Policy) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Networks that move towards another, targets first."""
+    yield policy.critic_target, policy.critic
+    yield policy.actor_target, policy.actor
+    if isinstance(policy.critic, EmbeddedCritic):
+        yield policy.critic.embedding, policy.critic.encoder
+        yield policy.actor.features_extractor.embedding, policy.critic.encoder.state  # type: ignore[misc]
 
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:

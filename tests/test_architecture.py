@@ -12,8 +12,8 @@ REFERENCE = PACKAGE.parent / "docs" / "api.md"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # A module may import those before it
 ORDER = [
-    "version", "errors", "files", "lock", "signals", "settings", "generators", "rule", "critics", "observations", "precision",
-    "exploration", "serialization", "indexed_replay", "prioritized", "replay", "policies", "update", "recordable",
+    "version", "errors", "files", "lock", "signals", "settings", "generators", "rule", "critics", "embeddings", "observations",
+    "precision", "exploration", "serialization", "indexed_replay", "prioritized", "replay", "policies", "update", "recordable",
     "accelerate", "edits", "overlap", "loading", "diagnostics", "resumable", "returned", "export", "ray_vec_env", "td3x",
     "checkpoint", "presets", "rundir", "environments", "scores", "iqm", "curves", "film", "evaluation", "experiment",
     "repetition", "playing", "report", "hub", "speed", "study", "cli", "zoo", "__main__",

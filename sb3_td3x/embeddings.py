@@ -3,8 +3,8 @@ State-action embeddings, SALE (Fujimoto et al. 2023, https://arxiv.org/abs/2306.
 embedding of the next state, and critics and actor see its embeddings beside the observation.
 
 The encoder learns with the critics' optimiser and from its own loss only. What the networks see are the embeddings of a
-follower that moves as slowly as the targets do, so that their inputs do not jump. Shapes: ``batch`` transitions, ``dim``
-numbers per embedding.
+slow encoder, which follows it as the targets follow their networks, so that inputs do not jump. Shapes: ``batch``
+transitions, ``dim`` numbers per embedding.
 """
 
 import copy
@@ -61,10 +61,10 @@ class Encoder(nn.Module):
         _, predicted = self(states, actions)
         with th.no_grad():
             wanted = self.state(next_states)
-        return rule.embedding_loss(predicted, wanted)
+        return rule.encoder_loss(predicted, wanted)
 
 
-def following(network: nn.Module) -> Any:
+def follower_of(network: nn.Module) -> Any:
     """A copy that receives no gradient."""
     return copy.deepcopy(network).requires_grad_(False)
 
@@ -81,11 +81,11 @@ class ObservationAndEmbedding(BaseFeaturesExtractor):
         super().__init__(extractor._observation_space, 3 * dim)
         self.extractor = extractor
         self.linear = nn.Linear(extractor.features_dim, 2 * dim)
-        self.embedding = following(StateEncoder(extractor.features_dim, dim))
+        self.slow_encoder = follower_of(StateEncoder(extractor.features_dim, dim))
 
     def forward(self, observations: Any) -> th.Tensor:
         states = self.extractor(observations)
-        return th.cat([rule.average_l1_normalized(self.linear(states)), self.embedding(states)], dim=1)
+        return th.cat([rule.average_l1_normalized(self.linear(states)), self.slow_encoder(states)], dim=1)
 
 
 class NormalizedHead(nn.Module):
@@ -107,10 +107,11 @@ class NormalizedHead(nn.Module):
 
 class EmbeddedCritic(ContinuousCritic):
     """
-    SB3's critics, which see ``4 * dim`` numbers: a normalised linear map of state and action, a map of each critic's own, and
+    SB3's critics, which see ``4 * dim`` numbers: a normalised linear map of state and action (each critic has its own) and
     both embeddings.
 
-    ``encoder`` learns, ``embedding`` follows it.
+    ``encoder`` learns, ``slow_encoder`` follows it. The target critics' ``encoder`` is there for their tensors to be those of
+    the critics; nobody reads it.
 
     :param embedding_dim: numbers of an embedding; the other parameters are those of ``ContinuousCritic``
     """
@@ -122,7 +123,7 @@ class EmbeddedCritic(ContinuousCritic):
             network[0] = nn.Linear(4 * embedding_dim, network[0].out_features)  # type: ignore[index, operator]
             network.insert(0, NormalizedHead(features_dim + action_dim, 2 * embedding_dim))  # type: ignore[operator]
         self.encoder = Encoder(features_dim, action_dim, embedding_dim)
-        self.embedding = following(self.encoder)
+        self.slow_encoder = follower_of(self.encoder)
 
     def forward(self, obs: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         inputs = self._inputs(obs, actions)
@@ -133,13 +134,13 @@ class EmbeddedCritic(ContinuousCritic):
 
     def _inputs(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         states = self._states(obs)
-        return th.cat([states, actions, *self.embedding(states, actions)], dim=1)
+        return th.cat([states, actions, *self.slow_encoder(states, actions)], dim=1)
 
     def _states(self, obs: th.Tensor) -> th.Tensor:
         return self.extract_features(obs, self.features_extractor)
 
-    def embedding_loss(self, obs: th.Tensor, actions: th.Tensor, next_obs: th.Tensor) -> th.Tensor:
-        """The encoder's loss; it reaches no other part of the critic."""
+    def encoder_loss(self, obs: th.Tensor, actions: th.Tensor, next_obs: th.Tensor) -> th.Tensor:
+        """What the encoder alone descends."""
         return self.encoder.loss(self._states(obs), actions, self._states(next_obs))
 
 
@@ -147,11 +148,12 @@ class EmbeddedQuantileCritic(QuantileCritic, EmbeddedCritic):
     """``EmbeddedCritic`` with ``n_quantiles`` outputs each."""
 
 
-def require_no_weights(extractor: nn.Module) -> None:
+def require_fixed(extractor: nn.Module) -> None:
     """
-    :raises ValueError: for a features extractor that learns: it would be trained by the encoder's loss too
+    :raises ValueError: for a features extractor that changes: the encoder's loss would train it too, or move its statistics
     """
-    if any(True for _ in extractor.parameters()):
+    if any(True for _ in extractor.parameters()) or any("running_" in name for name, _ in extractor.named_buffers()):
         raise ValueError(
-            f"embedding_dim is for features extractors without weights of their own, not for {type(extractor).__name__}"
+            f"embedding_dim is for features extractors without weights or statistics, not for {type(extractor).__name__}: "
+            "leave it out, or compute the features in a wrapper of the environment"
         )

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
@@ -26,7 +27,7 @@ from sb3_td3x.embeddings import (
     NormalizedHead,
     ObservationAndEmbedding,
     StateEncoder,
-    require_no_weights,
+    require_fixed,
 )
 from sb3_td3x.observations import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.serialization import modelfile, parameters
@@ -52,13 +53,12 @@ WITHOUT_MODES = {
 }  # fmt: skip
 
 
-CRITICS: dict[tuple[bool, bool], type[ContinuousCritic]] = {
-    (False, False): ContinuousCritic,
-    (False, True): QuantileCritic,
-    (True, False): EmbeddedCritic,
-    (True, True): EmbeddedQuantileCritic,
+CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
+    ("n_quantiles",): QuantileCritic,
+    ("embedding_dim",): EmbeddedCritic,
+    ("n_quantiles", "embedding_dim"): EmbeddedQuantileCritic,
 }
-"""By whether they see embeddings, and whether they have quantiles."""
+"""By the arguments that they have and SB3's do not."""
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -86,10 +86,9 @@ class TD3XPolicy(sb3.TD3Policy):
     :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :param embedding_dim: numbers per state-action embedding, see ``embeddings.py``; ``None`` is no embeddings. The networks of
-        ``net_arch`` then stand behind a layer of ``2 * embedding_dim``
-    :raises ValueError: if ``n_critics``, ``n_quantiles`` or ``embedding_dim`` is below 1, a switch is neither on nor off,
-        there is no vector to normalise, or embeddings are asked for with a features extractor that learns
+    :param embedding_dim: numbers per state-action embedding, 2 or more, see ``embeddings.py``; ``None`` is no embeddings
+    :raises ValueError: if a number is out of its range, a switch is neither on nor off, there is no vector to normalise, or
+        embeddings are asked for with a features extractor that learns
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -119,7 +118,7 @@ class TD3XPolicy(sb3.TD3Policy):
         self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
         self.embedding_dim = checked_embedding_dim(embedding_dim)
         if share_features_extractor and self.embedding_dim is not None:
-            raise ValueError("embedding_dim is without share_features_extractor: actor and critics see different features")
+            raise ValueError("actor and critics see different features with embedding_dim: leave out share_features_extractor")
         super().__init__(
             observation_space,
             action_space,
@@ -139,27 +138,41 @@ class TD3XPolicy(sb3.TD3Policy):
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
         if self.embedding_dim is not None:
-            for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
-                actor.features_extractor.embedding.load_state_dict(critic.embedding.state.state_dict())  # type: ignore[union-attr]
+            self._join_embeddings(lr_schedule(1))
+
+    def _join_embeddings(self, learning_rate: float) -> None:
+        """Let the actors see what the critics see, and leave what follows to nobody's optimiser."""
+        for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
+            extractor = actor.features_extractor
+            if not isinstance(critic, EmbeddedCritic) or not isinstance(extractor, ObservationAndEmbedding):
+                raise ValueError(
+                    f"{type(self).__name__} makes networks of its own: with embedding_dim its make_actor and make_critic have "
+                    "to return what TD3XPolicy's make"
+                )
+            extractor.slow_encoder.load_state_dict(critic.slow_encoder.state.state_dict())
+        for network in (self.actor, self.critic):
+            learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            network.optimizer = self.optimizer_class(learning, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
         """The actor, which sees an embedding beside the observation if the policy's arguments ask for that."""
         if self.embedding_dim is not None:
             features_extractor = features_extractor or self.make_features_extractor()
-            require_no_weights(features_extractor)
+            require_fixed(features_extractor)
             features_extractor = ObservationAndEmbedding(features_extractor, self.embedding_dim)
         return super().make_actor(features_extractor)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         """The critics, of the kind that the policy's arguments ask for."""
-        arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
-        is_embedded, has_quantiles = self.embedding_dim is not None, self.n_quantiles > 1
-        kind = CRITICS[is_embedded, has_quantiles]
-        if is_embedded:
-            arguments["embedding_dim"] = self.embedding_dim
-        if has_quantiles:
-            arguments["n_quantiles"] = self.n_quantiles
-        critic = kind(**arguments)
+        own: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
+        if self.embedding_dim is not None:
+            features_extractor = features_extractor or self.make_features_extractor()
+            require_fixed(features_extractor)
+            own["embedding_dim"] = self.embedding_dim
+        if own:
+            critic = CRITICS[tuple(own)](**self._update_features_extractor(self.critic_kwargs, features_extractor), **own)
+        else:
+            critic = super().make_critic(features_extractor)
         if self.layer_norm:
             add_layer_norm(critic)
         return critic.to(self.device)
@@ -184,7 +197,8 @@ class TD3XPolicy(sb3.TD3Policy):
     def normalizer(self) -> ObservationNormalizer:
         """What ``normalize_observations`` adds."""
         extractor: Any = self.actor.features_extractor
-        return (extractor.extractor if self.embedding_dim is not None else extractor).normalizer
+        normalizes: Any = extractor.extractor if isinstance(extractor, ObservationAndEmbedding) else extractor
+        return normalizes.normalizer
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         # SB3's policy can then still read what only has SB3's networks
@@ -317,23 +331,23 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
             switch(name, value)
         if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
             checked_net_arch(value)
-        if name == "embedding_dim":
+        if name == "embedding_dim" and issubclass(policy_class, TD3XPolicy):
             checked_embedding_dim(value)
 
 
 def checked_embedding_dim(dim: Any) -> int | None:
     """
-    :raises ValueError: for what is neither ``None`` nor a whole number of 1 or more
+    :raises ValueError: for what is neither ``None`` nor a whole number of 2 or more: a normalised single number is 1 or -1
     """
-    return None if dim is None else whole("embedding_dim", dim, minimum=1)
+    return None if dim is None else whole("embedding_dim", dim, minimum=2)
 
 
-def require_one_step(policy: BasePolicy) -> None:
+def require_one_step(policy: BasePolicy, buffer: ReplayBuffer) -> None:
     """
-    :raises ValueError: for embeddings, which predict the next state and not one several steps ahead
+    :raises ValueError: for embeddings, which predict the next state, with a buffer that gives a later one
     """
-    if getattr(policy, "embedding_dim", None) is not None:
-        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or embedding_dim")
+    if isinstance(policy.critic, EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
+        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
 
 
 def checked_net_arch(net_arch: Any) -> Any:

@@ -32,7 +32,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Episode length", ("rollout/ep_len_mean",), "steps, mean of the last stats_window_size episodes"),
     ("Success rate", ("rollout/success_rate",), "share of the last stats_window_size episodes"),
     ("Critic loss", ("train/critic_loss",), "mean over the last training"),
-    ("Embedding loss", ("train/embedding_loss",), "of the state-action encoder, mean over the last training"),
+    ("Encoder loss", ("train/encoder_loss",), "of the state-action encoder, mean over the last training"),
     ("Actor loss", ("train/actor_loss",), "minus the value of the actor's own actions"),
     ("Value and target", ("train/q_mean", "train/target_mean"), "means over a batch"),
     ("Gap between the twins", ("train/twin_gap",), "largest minus smallest critic, mean over a batch"),

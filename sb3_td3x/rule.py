@@ -138,7 +138,7 @@ def average_l1_normalized(values: th.Tensor) -> th.Tensor:
     return values / values.abs().mean(dim=-1, keepdim=True).clamp(min=1e-8)
 
 
-def embedding_loss(predicted: th.Tensor, wanted: th.Tensor) -> th.Tensor:
+def encoder_loss(predicted: th.Tensor, wanted: th.Tensor) -> th.Tensor:
     """
     SALE's loss, the mean squared error of predicted embeddings of next states.
 

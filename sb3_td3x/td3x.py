@@ -79,8 +79,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         for each critic: 0 to ``n_quantiles`` - 1. The more, the lower the targets. Without effect with one quantile
     :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
         ``learning_rate``
-    :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' together; longer ones are scaled down
-        to it. ``None`` is no bound
+    :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' (and the encoder's) together; longer
+        ones are scaled down to it. ``None`` is no bound
     :param prioritization: ``"lap"`` draws transitions more often whose error was large (Fujimoto et al. 2020,
         https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
         ``"pal"`` weights them in the loss instead, with any replay buffer. Both give scalar critics Huber loss
@@ -214,7 +214,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         policies.require_quantiles(self.policy, self.n_quantiles)
         if self.n_steps > 1:
             replay.require_n_steps(self.replay_buffer, self.n_steps)
-            policies.require_one_step(self.policy)
+        policies.require_one_step(self.policy, self.replay_buffer)
 
     def _settle(self) -> None:
         """Check and choose what needs no environment."""
@@ -340,7 +340,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
             self._n_updates = max(self._n_updates, update.last_good)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in ("critic", "actor", "embedding"):
+        for name in ("critic", "actor", "encoder"):
             values = [value for one in losses if (value := getattr(one, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())

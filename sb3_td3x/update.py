@@ -66,12 +66,12 @@ class Losses(NamedTuple):
     actor: th.Tensor | None
     errors: th.Tensor | None = None
     """With ``"lap"``: of each transition, ``(batch,)``, what its priority follows."""
-    embedding: th.Tensor | None = None
-    """With embeddings: the encoder's, which is not part of ``critic``."""
+    encoder: th.Tensor | None = None
+    """With embeddings: the encoder's loss, which is not part of ``critic``."""
 
 
 def reported(policy: TD3Policy, settings: UpdateSettings, with_actor: bool) -> tuple[bool, ...]:
-    """Which of ``Losses`` an update has."""
+    """Which of ``Losses``, in their order, an update has."""
     return True, with_actor, settings.prioritization == "lap", isinstance(policy.critic, EmbeddedCritic)
 
 
@@ -127,16 +127,16 @@ def critic_step(
         loss = kind.loss(values, target)
     else:
         loss, errors = _prioritized_loss(kind, values, target, settings.prioritization)
-    embedding = _embedding_loss(policy.critic, batch)
-    # No parameter has a gradient of both, so one step for the sum is one for each
-    descend(policy.critic, loss if embedding is None else loss + embedding, "critic", settings.max_grad_norm)
-    return Losses(loss.detach(), None, errors, None if embedding is None else embedding.detach())
+    encoder = _encoder_loss(policy.critic, batch)
+    # No parameter has a gradient of both, so one step for the sum is one for each; only a bound on the gradient holds for both
+    descend(policy.critic, loss if encoder is None else loss + encoder, "critic", settings.max_grad_norm)
+    return Losses(loss.detach(), None, errors, None if encoder is None else encoder.detach())
 
 
-def _embedding_loss(critic: ContinuousCritic, batch: ReplayBufferSamples) -> th.Tensor | None:
+def _encoder_loss(critic: ContinuousCritic, batch: ReplayBufferSamples) -> th.Tensor | None:
     if not isinstance(critic, EmbeddedCritic):
         return None
-    return critic.embedding_loss(batch.observations, batch.actions, batch.next_observations)
+    return critic.encoder_loss(batch.observations, batch.actions, batch.next_observations)
 
 
 def _prioritized_loss(
@@ -179,8 +179,9 @@ def _followers(policy: TD3Policy) -> Iterator[tuple[nn.Module, nn.Module]]:
     yield policy.critic_target, policy.critic
     yield policy.actor_target, policy.actor
     if isinstance(policy.critic, EmbeddedCritic):
-        yield policy.critic.embedding, policy.critic.encoder
-        yield policy.actor.features_extractor.embedding, policy.critic.encoder.state  # type: ignore[misc]
+        yield policy.critic.slow_encoder, policy.critic.encoder
+        if any(parameter.requires_grad for parameter in policy.actor.parameters()):  # a frozen actor acts as it did
+            yield policy.actor.features_extractor.slow_encoder, policy.critic.encoder.state  # type: ignore[misc]
 
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:

@@ -125,14 +125,14 @@ class PaperEmbeddedTD3(PaperQuantileTD3):
             loss, slopes = self.loss(critic.forward(inputs, embeddings), targets)
             critic_loss += loss
             gradients.append(critic.backward(slopes)[0])
-        embedding_loss, encoder_gradients = self.encoder.loss(states, actions, next_states)
+        encoder_loss, encoder_gradients = self.encoder.loss(states, actions, next_states)
         self.critic_optimizer.steps += 1
         for name, (network, gradient) in enumerate(
             zip([*self.critics, self.encoder], self.clipped([*gradients, encoder_gradients]), strict=True)
         ):
             self.critic_optimizer.step(network.layers(), gradient, name)
         actor_loss = self.update_actor_and_targets(states) if self.updates % self.policy_delay == 0 else None
-        return critic_loss, actor_loss, embedding_loss
+        return critic_loss, actor_loss, encoder_loss
 
     def update_actor_and_targets(self, states):
         zs = self.embedding.embed(states, np.zeros((len(states), 1)))[0]

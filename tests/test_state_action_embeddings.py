@@ -282,6 +282,12 @@ class TestGoesWith:
             assert np.array_equal(*(one.predict(observations)[0] for one in (learned, loaded)))
         loaded.learn(20, reset_num_timesteps=False)
 
+    @BOTH_KINDS
+    def test_a_file_of_the_policy_alone(self, n_quantiles, tmp_path):
+        policy = model(n_quantiles=n_quantiles, **EMBEDDED).policy
+        policy.save(tmp_path / "policy")
+        assert largest(TD3XPolicy.load(tmp_path / "policy").state_dict(), policy.state_dict()) == 0
+
     def test_copies_and_pickles(self):
         learned = model(n_quantiles=5, **EMBEDDED).learn(40)
         for other in (copy.deepcopy(learned), cloudpickle.loads(cloudpickle.dumps(learned))):

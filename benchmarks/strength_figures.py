@@ -20,14 +20,17 @@ class SideBySide(NamedTuple):
 
     env: str
     sb3_seed: int
+    td3x: tuple[str, str]
     td3x_seed: int
 
 
+DEFAULT, UNEMBEDDED = ("td3x", "default"), ("td3x", "q25-tau0.02-lin")
 METHODS = {
-    ("td3x", "default"): ("TD3X", "#1f5fa8"),
-    ("td3x", "nstep3"): ("TD3X, returns of three steps", "#e0a030"),
-    ("td3x", "q25-tau0.02"): ("TD3X, constant learning rate", "#5fb0d0"),
-    ("td3x", "scalar-compiled"): ("TD3X, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
+    DEFAULT: ("TD3X", "#1f5fa8"),
+    UNEMBEDDED: ("TD3X without embeddings", "#a06cc0"),
+    ("td3x", "nstep3"): ("the same, returns of three steps", "#e0a030"),
+    ("td3x", "q25-tau0.02"): ("the same, constant learning rate", "#5fb0d0"),
+    ("td3x", "scalar-compiled"): ("the same, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
     ("sb3_td3", "zoo"): ("SB3 TD3, rl-zoo3's settings", "#777777"),
     ("sb3_tqc", "zoo"): ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
@@ -49,7 +52,7 @@ OTHERS = {
     "Hopper-v5": "2410 at 300k, as the authors' TD3 on v1",
 }
 """Tasks beside PyBullet's, and what was aimed at."""
-BESIDE = SideBySide("HalfCheetahBulletEnv-v0", sb3_seed=0, td3x_seed=2)
+BESIDE = SideBySide("HalfCheetahBulletEnv-v0", 0, UNEMBEDDED, 2)
 TUNING_SEEDS = 100  # and up; results are told on seeds below
 LAST = 100_000
 SMOOTH = 5  # evaluations in the curves' running mean
@@ -108,15 +111,16 @@ def aims_row() -> str:
 
 
 def milestones_table(found: Runs) -> str:
-    """When each run of the preset ``default`` passed what SB3's TD3 has after 500,000 and a million steps, as Markdown."""
+    """When each run passed what SB3's TD3 has after 500,000 and a million steps, with and without embeddings, as Markdown."""
     lines = [
         "| thousand steps of each seed | to SB3's published agent after 500,000 steps | to what SB3 publishes for 1,000,000 |",
         "|---" * 3 + "|",
     ]
-    for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
-        members = reported(found, ("td3x", "default"), env)
-        cells = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
-        lines.append(f"| {env.removesuffix('BulletEnv-v0')} | {' | '.join(cells)} |")
+    for method in (DEFAULT, UNEMBEDDED):
+        for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
+            if members := reported(found, method, env):
+                cells = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
+                lines.append(f"| {METHODS[method][0]}, {env.removesuffix('BulletEnv-v0')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -129,15 +133,14 @@ def _passed(run: dict[str, np.ndarray], level: float) -> str:
 def beside_table(found: Runs) -> str:
     """
     Steps and minutes to the score that SB3's TD3 has at its end (the mean of its last 100,000 steps), of SB3's run and of one
-    of the preset ``default`` that ran at the same time on the machine's other core, as Markdown.
+    of TD3X that ran at the same time on the machine's other core, as Markdown.
     """
-    members = {method: reported(found, method, BESIDE.env) for method in (("sb3_td3", "zoo"), ("td3x", "default"))}
-    sb3 = next(run for run in members["sb3_td3", "zoo"] if run["seed"][0] == BESIDE.sb3_seed)
-    own = next(run for run in members["td3x", "default"] if run["seed"][0] == BESIDE.td3x_seed)
+    sb3 = _of_seed(reported(found, ("sb3_td3", "zoo"), BESIDE.env), BESIDE.sb3_seed)
+    own = _of_seed(reported(found, BESIDE.td3x, BESIDE.env), BESIDE.td3x_seed)
     level = last(sb3, LAST)
     lines = [f"| {BESIDE.env.removesuffix('BulletEnv-v0')} | thousand steps to {level:.0f} | minutes to {level:.0f} "
              "| minutes for 500,000 steps | mean of the last 100,000 |", "|---" * 5 + "|"]  # fmt: skip
-    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"TD3X, seed {BESIDE.td3x_seed}", own)):
+    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"{METHODS[BESIDE.td3x][0]}, seed {BESIDE.td3x_seed}", own)):
         first = SMOOTH - 1 + int(np.argmax(_smoothed(run) > level))
         steps, minutes = run["timesteps"][first] / 1000, run["wall_seconds"][first] / 60
         end = f"{run['wall_seconds'][-1] / 60:.0f} | {last(run, LAST):.0f}"
@@ -145,15 +148,24 @@ def beside_table(found: Runs) -> str:
     return "\n".join(lines)
 
 
+def _of_seed(members: list[dict[str, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
+    return next(run for run in members if run["seed"][0] == seed)
+
+
 def iqm_table(found: Runs) -> str:
-    """The interquartile mean over environments and seeds with rliable's interval, as a multiple of published agents."""
-    members = [reported(found, ("td3x", "default"), env) for env in ENVIRONMENTS]
-    seeds = min(map(len, members))
-    scores = np.array([[last(run, LAST) for run in runs[:seeds]] for runs in members]).T
-    lines = [f"| TD3X, {seeds} seeds of each task, as a multiple of | interquartile mean | 95 % interval |", "|---" * 3 + "|"]
-    for label, values in ZOO_AGENTS.items():
-        mean, low, high = (float(one[0]) for one in interquartile_mean((scores / values)[..., None]))
-        lines.append(f"| {label}, rl-zoo's published agents (1 seed) | {mean:.2f} | {low:.2f} to {high:.2f} |")
+    """
+    The interquartile mean over environments and seeds with rliable's interval, as a multiple of published agents, with and
+    without embeddings where all environments have been run, as Markdown.
+    """
+    lines = ["| as a multiple of | method, seeds of each task | interquartile mean | 95 % interval |", "|---" * 4 + "|"]
+    for method in (DEFAULT, UNEMBEDDED):
+        members = [reported(found, method, env) for env in ENVIRONMENTS]
+        if seeds := min(map(len, members)):
+            scores = np.array([[last(run, LAST) for run in runs[:seeds]] for runs in members]).T
+            for label, values in ZOO_AGENTS.items():
+                mean, low, high = (float(one[0]) for one in interquartile_mean((scores / values)[..., None]))
+                what = f"{label}, rl-zoo's published agents (1 seed) | {METHODS[method][0]}, {seeds}"
+                lines.append(f"| {what} | {mean:.2f} | {low:.2f} to {high:.2f} |")
     return "\n".join(lines)
 
 

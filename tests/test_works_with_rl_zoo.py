@@ -74,7 +74,7 @@ def searched(folder):
 @pytest.fixture(scope="module")
 def session(folder, trained, searched):
     """What several commands printed, by name; they share a process, as each would spend seconds on imports."""
-    quiet, plotted = ["--no-render", "-n", "40"], ["-a", "td3x", "-e", "HopperBulletEnv-v0"]
+    quiet, plotted = ["--no-render", "-n", "400"], ["-a", "td3x", "-e", "HopperBulletEnv-v0"]
     last = str(searched[0].trials[-1].number)
     line = ["--algo", "td3x", "--env", "Line-v0", "--gym-packages", "tests.zoo_session"]
     commands = {

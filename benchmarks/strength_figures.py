@@ -140,7 +140,8 @@ def beside_table(found: Runs) -> str:
     level = last(sb3, LAST)
     lines = [f"| {BESIDE.env.removesuffix('BulletEnv-v0')} | thousand steps to {level:.0f} | minutes to {level:.0f} "
              "| minutes for 500,000 steps | mean of the last 100,000 |", "|---" * 5 + "|"]  # fmt: skip
-    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"{METHODS[BESIDE.td3x][0]}, seed {BESIDE.td3x_seed}", own)):
+    own_label = METHODS[BESIDE.td3x][0]
+    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"{own_label}, seed {BESIDE.td3x_seed}", own)):
         first = SMOOTH - 1 + int(np.argmax(_smoothed(run) > level))
         steps, minutes = run["timesteps"][first] / 1000, run["wall_seconds"][first] / 60
         end = f"{run['wall_seconds'][-1] / 60:.0f} | {last(run, LAST):.0f}"

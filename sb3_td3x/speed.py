@@ -45,6 +45,7 @@ class Case:
     :param n_critics: critics, where the algorithm lets them be chosen
     :param buffer_size: transitions in the full replay buffer
     :param n_quantiles: above 1, TD3X's paths are also measured with critics of so many quantiles
+    :param embedding_dim: 2 or more numbers: TD3X's paths are also measured with these quantiles and state-action embeddings
     """
 
     batch_size: int = 256
@@ -54,6 +55,7 @@ class Case:
     n_critics: int = 2
     buffer_size: int = 100_000
     n_quantiles: int = 1
+    embedding_dim: int | None = None
 
 
 class NoWorld(gym.Env):
@@ -80,19 +82,16 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
     paths: dict[str, dict[str, Any]] = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled", "cudagraph")}
     paths |= {f"{name}, bf16": {**path, "precision": "bf16"} for name, path in paths.items()}
     found = {BASELINE: _updates(_model(TD3, case, device), case)}
-    paths = {name: {**path, "n_quantiles": 1} for name, path in paths.items()}
-    if case.n_quantiles > 1:
-        own = {"n_quantiles": case.n_quantiles}
-        paths |= {f"{name}, {case.n_quantiles} quantiles": {**path, **own} for name, path in paths.items()}
-    for name, settings in paths.items():
-        model = _model(TD3X, case, device, n_quantiles=settings.pop("n_quantiles"))
-        try:
-            choose(settings["accelerate"], model.policy)  # type: ignore[arg-type]
-        except ValueError:
-            continue
-        for key, value in settings.items():
-            setattr(model, key, value)
-        found[name] = _updates(model, case)
+    for what, networks in _networks(case).items():
+        for name, settings in paths.items():
+            model = _model(TD3X, case, device, **networks)
+            try:
+                choose(settings["accelerate"], model.policy)  # type: ignore[arg-type]
+            except ValueError:
+                continue
+            for key, value in settings.items():
+                setattr(model, key, value)
+            found[name + what] = _updates(model, case)
     if find_spec("sbx") is not None and device == "cpu":
         from sbx import TD3 as JaxTD3
 
@@ -100,6 +99,16 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
     found[EAGER] = _EagerTD3(case, device, _model(TD3, case, device).replay_buffer).update  # type: ignore[arg-type]
     found[FLOOR] = _matrix_products(case, device)
     return found
+
+
+def _networks(case: Case) -> dict[str, dict[str, Any]]:
+    """Arguments of each kind of networks that TD3X is measured with, by what is added to the path's name."""
+    quantiles = f", {case.n_quantiles} quantiles" if case.n_quantiles > 1 else ""
+    kinds: dict[str, dict[str, Any]] = {"": {"n_quantiles": 1}, quantiles: {"n_quantiles": case.n_quantiles}}
+    if case.embedding_dim is not None:
+        embedded = {"n_quantiles": case.n_quantiles, "policy_kwargs": {"embedding_dim": case.embedding_dim}}
+        kinds[f"{quantiles}, embeddings of {case.embedding_dim}"] = embedded
+    return kinds
 
 
 def compare(case: Case, device: str = "cpu", repeats: int = 11, updates: int = 40) -> dict[str, list[float]]:
@@ -148,7 +157,7 @@ def _milliseconds(update: Callable[[], None], updates: int, device: str) -> floa
 
 
 def _model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str, **own: Any) -> OffPolicyAlgorithm:
-    kwargs: dict[str, Any] = {"net_arch": list(case.net_arch), "n_critics": case.n_critics}
+    kwargs: dict[str, Any] = {"net_arch": list(case.net_arch), "n_critics": case.n_critics} | own.pop("policy_kwargs", {})
     model = algorithm(
         "MlpPolicy", NoWorld(case), learning_rate=1e-3, buffer_size=case.buffer_size, batch_size=case.batch_size,
         tau=0.005, gamma=0.99, policy_kwargs=kwargs, seed=0, device=device, **own,

@@ -17,6 +17,7 @@ def command(
     actions: Annotated[int, typer.Option(help="numbers in an action")] = 6,
     critics: Annotated[int, typer.Option(help="number of critics")] = 2,
     quantiles: Annotated[int, typer.Option(help="measure also critics of so many quantiles")] = 1,
+    embedding_dim: Annotated[int | None, typer.Option(help="measure also state-action embeddings of so many numbers")] = None,
     buffer: Annotated[int, typer.Option(help="transitions in the replay buffer")] = 100_000,
     threads: Annotated[int, typer.Option(help="torch threads")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "cpu",
@@ -29,6 +30,7 @@ def command(
 
     from sb3_td3x import files, speed
     from sb3_td3x.experiment import require_device
+    from sb3_td3x.policies import checked_embedding_dim
     from sb3_td3x.precision import processor
     from sb3_td3x.settings import whole
 
@@ -37,7 +39,8 @@ def command(
     sizes = {"batch_size": batch, "observations": observations, "actions": actions}
     sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
     layers = tuple(whole("net", part, minimum=1) for part in map(_number, net.split(",")))
-    case = speed.Case(net_arch=layers, **{name: whole(name, value, minimum=1) for name, value in sizes.items()})
+    numbers = {name: whole(name, value, minimum=1) for name, value in sizes.items()}
+    case = speed.Case(net_arch=layers, embedding_dim=checked_embedding_dim(embedding_dim), **numbers)
     th.set_num_threads(whole("threads", threads, minimum=1))
     whole("repeats", repeats, minimum=1)
     if out is not None:

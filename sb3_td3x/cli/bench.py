@@ -64,9 +64,9 @@ def _number(text: str) -> float:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold")
-    table.add_column("one update", no_wrap=True)
-    for heading in ("ms", "fastest", "slowest", "times SB3", "share of the floor"):
-        table.add_column(heading, justify="right")
+    table.add_column("one update")  # in a narrow terminal names are broken, numbers are not
+    for heading in ("ms", "fastest", "slowest", "times SB3", "share of floor"):
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for row in rows:
         table.add_row(
             row["name"], f"{row['ms']:.2f}", f"{row['fastest']:.2f}", f"{row['slowest']:.2f}",

@@ -233,7 +233,7 @@ def actors_table() -> str:
     for path in sorted(ACTORS.glob("*.json")):
         facts = json.loads(path.read_text())
         cells = [_mean_and_spread(facts["returns"].get(name)) for name in names]
-        lines.append(f"| {facts['env']}, seed {facts['seed']} | {' | '.join(cells)} |")
+        lines.append(f"| {path.stem.removeprefix('td3x_')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -13,19 +13,22 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from sb3_td3x.settings import checked_auto, real, whole
 
 LearningStarts = int | Literal["auto"]
+Annealing = tuple[float, float, int]
+"""The first and the last standard deviation, and the environment steps from one to the other."""
 
 AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, the ratio of the texts that teach TD3
 AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
 
 
 def resolve_action_noise(
-    action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
+    action_noise: ActionNoise | float | Annealing | None, action_space: spaces.Box, n_envs: int
 ) -> ActionNoise | None:
     """
     What the user set, as SB3 uses it.
 
     :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to
-        [-1, 1], independent per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is kept
+        [-1, 1], independent per step, dimension and environment; ``(first, last, steps)`` one that goes linearly from first to
+        last over so many environment steps; ``None`` or 0 is no noise; an ``ActionNoise`` is kept
     :param action_space: the noise must have its shape
     :param n_envs: several environments have a copy of the noise each
     :raises ValueError: for negative noise or noise of another shape than one action
@@ -33,11 +36,9 @@ def resolve_action_noise(
     if action_noise is None:
         return None
     if not isinstance(action_noise, ActionNoise):
-        std = checked_std(action_noise)
-        if std == 0:
+        action_noise = _gaussian(checked_noise(action_noise), action_space.shape)
+        if action_noise is None:
             return None
-        kind = NormalActionNoise if action_space.shape else ScalarActionNoise
-        action_noise = kind(np.zeros(action_space.shape), np.full(action_space.shape, std))
     copies = action_noise if isinstance(action_noise, VectorizedActionNoise) else None
     base = action_noise if copies is None else copies.base_noise
     check_noise_shape(base, action_space)
@@ -46,12 +47,32 @@ def resolve_action_noise(
     return VectorizedActionNoise(base, n_envs) if n_envs > 1 else base
 
 
-def checked_std(value: float) -> float:
-    """Noise that is given as a number, which is not negative."""
+def checked_noise(value: Any) -> float | Annealing:
+    """
+    Noise that is given in numbers.
+
+    :raises ValueError: for a negative standard deviation, or a list that is not ``(first, last, steps)``
+    """
+    if not isinstance(value, (list, tuple)):
+        return _checked_std(value)
+    if len(value) != 3:
+        raise ValueError(f"action_noise must be a number or (first, last, steps), not {value!r}")
+    first, last, steps = value
+    return _checked_std(first), _checked_std(last), whole("the steps of action_noise", steps, minimum=1)
+
+
+def _checked_std(value: Any) -> float:
     std = real("action_noise", value)
     if std < 0:
         raise ValueError(f"action_noise must not be negative, not {value!r}")
     return std
+
+
+def _gaussian(noise: float | Annealing, shape: tuple[int, ...]) -> ActionNoise | None:
+    if isinstance(noise, tuple):
+        return AnnealedActionNoise(*noise, shape)
+    kind = NormalActionNoise if shape else ScalarActionNoise
+    return kind(np.zeros(shape), np.full(shape, noise)) if noise else None
 
 
 def check_noise_shape(noise: ActionNoise, action_space: spaces.Box) -> None:
@@ -88,6 +109,36 @@ class ScalarActionNoise(NormalActionNoise):
         return np.asarray(np.random.normal(self._mu, self._sigma), dtype=self._dtype)
 
 
+class AnnealedActionNoise(ScalarActionNoise):
+    """
+    Gaussian noise whose standard deviation goes linearly from one value to another, then stays, for actions of any shape.
+
+    It knows no time: who acts with it calls ``anneal`` first.
+
+    :param first: standard deviation before the first step, action space scaled to [-1, 1]
+    :param last: from ``steps`` on
+    :param steps: of all environments together
+    :param shape: of an action
+    """
+
+    def __init__(self, first: float, last: float, steps: int, shape: tuple[int, ...]):
+        super().__init__(np.zeros(shape), np.full(shape, first))
+        self._first, self._last, self._steps = first, last, steps
+
+    def anneal(self, timesteps: int) -> None:
+        """:param timesteps: that the environments have made"""
+        std = np.interp(timesteps, (0, self._steps), (self._first, self._last))
+        self._sigma = np.full(np.shape(self._mu), std)
+
+
+def anneal(noise: ActionNoise | None, timesteps: int) -> None:
+    """Tell noise that anneals, each environment's, how many steps there have been."""
+    parts = [noise.base_noise, *noise.noises] if isinstance(noise, VectorizedActionNoise) else [noise]
+    for part in parts:
+        if isinstance(part, AnnealedActionNoise):
+            part.anneal(timesteps)
+
+
 def check_action_bounds(action_space: spaces.Box) -> None:
     """
     Actions are scaled from their bounds to [-1, 1], which needs some width, and to numbers in between.
@@ -121,7 +172,7 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float | No
 
 
 class Exploring(OffPolicyAlgorithm):
-    """An off-policy algorithm whose noise may be a number, and whose warm-up may follow the length of the run."""
+    """An off-policy algorithm whose noise may be given in numbers, and whose warm-up may follow the length of the run."""
 
     _learning_starts_request: LearningStarts
 
@@ -145,12 +196,18 @@ class Exploring(OffPolicyAlgorithm):
         return self.__dict__["action_noise"]
 
     @action_noise.setter
-    def action_noise(self, noise: ActionNoise | float | None) -> None:
+    def action_noise(self, noise: ActionNoise | float | Annealing | None) -> None:
         if hasattr(self, "action_space"):
             noise = resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         elif not isinstance(noise, ActionNoise | None):  # an algorithm without an environment, as `load` makes it
-            checked_std(noise)
+            checked_noise(noise)
         self.__dict__["action_noise"] = noise
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        anneal(action_noise, self.num_timesteps)
+        return super()._sample_action(learning_starts, action_noise, n_envs)
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any

@@ -20,7 +20,7 @@ from sb3_td3x.accelerate import Accelerated, choose
 from sb3_td3x.diagnostics import Diagnosed
 from sb3_td3x.edits import Editable
 from sb3_td3x.errors import NonFiniteError
-from sb3_td3x.exploration import LearningStarts, check_action_bounds
+from sb3_td3x.exploration import Annealing, LearningStarts, check_action_bounds
 from sb3_td3x.export import Exportable
 from sb3_td3x.overlap import Overlapping
 from sb3_td3x.resumable import Resumable, explained_deaths
@@ -51,7 +51,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
     :param train_freq: train after this many steps, or ``(n, "step")``, or ``(n, "episode")`` with one environment
     :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
     :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action
-        space scaled to [-1, 1]; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
+        space scaled to [-1, 1]; ``(first, last, steps)`` falls (or grows) from first to last over so many environment
+        steps; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
     :param replay_buffer_class: ``None`` chooses by ``n_steps`` and the observation space
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: store each observation once; needs
@@ -112,7 +113,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 1,
         gradient_steps: int = 1,
-        action_noise: ActionNoise | float | None = 0.1,
+        action_noise: ActionNoise | float | Annealing | None = 0.1,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         optimize_memory_usage: bool = False,

@@ -130,6 +130,7 @@ def test_linear_schedules_go_from_the_value_to_zero():
         ("noise_std=0.2", "noise_std", 0.2),
         ("buffer_size=1e5", "buffer_size", 100_000),
         ("action_noise=None", "action_noise", None),
+        ("action_noise=[0.5, 0.1, 6e4]", "action_noise", [0.5, 0.1, 60_000]),
         ("max_grad_norm=null", "max_grad_norm", None),
         ("policy_kwargs={optimizer_kwargs: {eps: 1e-5}}", "policy_kwargs", {"optimizer_kwargs": {"eps": 1e-5}}),
     ],

@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from sb3_td3x.errors import ModelFileError
-from sb3_td3x.exploration import ScalarActionNoise
+from sb3_td3x.exploration import AnnealedActionNoise, ScalarActionNoise
 from sb3_td3x.serialization import known
 
 KIND = "@"
@@ -48,6 +48,7 @@ _NOISE: dict[str, tuple[type, ...]] = {"_mu": _NUMBERS, "_sigma": _NUMBERS, "_dt
 OBJECTS: dict[type, dict[str, tuple[type, ...]]] = {
     NormalActionNoise: _NOISE,
     ScalarActionNoise: _NOISE,
+    AnnealedActionNoise: {**_NOISE, **dict.fromkeys(("_first", "_last", "_steps"), (int, float, np.generic))},
     OrnsteinUhlenbeckActionNoise: {
         **_NOISE,
         **dict.fromkeys(("_theta", "_dt", "noise_prev"), _NUMBERS),

@@ -122,9 +122,8 @@ class TestAnnealedNoise:
 
     def test_is_what_the_actions_have(self):
         env = LineEnv(action_space=LOPSIDED)
-        algorithm = model(env, action_noise=(0.0, 0.2, 2000), learning_starts=0, gradient_steps=0, buffer_size=3000).learn(
-            3000
-        )
+        algorithm = model(env, action_noise=(0.0, 0.2, 2000), learning_starts=0, gradient_steps=0, buffer_size=3000)
+        algorithm.learn(3000)
         noise = stored_actions(algorithm) - greedy_actions(algorithm)
         first, last = noise[:200], noise[2000:]
         assert first.std() < 0.02 < 0.18 < last.std() < 0.22

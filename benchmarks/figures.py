@@ -8,12 +8,13 @@ import argparse
 import json
 from pathlib import Path
 
+import ablation_figures
 import imageio.v2 as imageio
 import numpy as np
 import speed_figures
 import strength_figures
 from matplotlib.figure import Figure
-from results import RETURNS, read
+from results import RETURNS, read, runs
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
@@ -137,10 +138,11 @@ def main() -> None:
     film = parser.parse_args().film
     STATIC.mkdir(parents=True, exist_ok=True)
     draw_walker(STATIC / "walker_curve.png")
-    results = strength_figures.results_table(strength_figures.runs())
+    results = strength_figures.results_table(runs())
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         fill(page, "results table", results)
     strength_figures.write(ROOT / "docs" / "strength.md", STATIC / "strength.png", fill)
+    ablation_figures.write(ROOT / "docs" / "ablation.md", fill)
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
     fill(ROOT / "docs" / "scale.md", "study table", study_table())

@@ -1,7 +1,8 @@
-"""Where raw results are kept, in which columns, and what is recorded beside them."""
+"""Where raw results are kept, in which columns, what is recorded beside them, and how they are read."""
 
 import csv
 import platform
+from collections import defaultdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +15,10 @@ RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"
 AVERAGES = Path(__file__).parent / "results" / "averages"
 VALUES = Path(__file__).parent / "results" / "values"
+TUNING_SEEDS = 100  # and up; results are told on seeds below
 PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
+
+Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
 
 
 def versions() -> dict[str, str]:
@@ -34,3 +38,23 @@ def read(name: str) -> dict[str, np.ndarray]:
         rows = list(csv.DictReader(file))
     texts = TABLE_COLUMNS[:3]
     return {name: np.array([row[name] if name in texts else float(row[name]) for row in rows]) for name in TABLE_COLUMNS}
+
+
+def runs() -> Runs:
+    """All runs there are, by algorithm, setting and environment."""
+    found: Runs = defaultdict(list)
+    for path in sorted(RETURNS.glob("*.csv")):
+        run = read(path.stem)
+        found[run["algo"][0], run["setting"][0], run["env"][0]].append(run)
+    return found
+
+
+def last(run: dict[str, np.ndarray], steps: int) -> float:
+    """Mean score over the run's last ``steps`` environment steps."""
+    return float(run["mean_return"][run["timesteps"] > run["timesteps"].max() - steps].mean())
+
+
+def score(run: dict[str, np.ndarray], step: int) -> float | None:
+    """The score of the evaluation at a step, ``None`` if the run is shorter."""
+    at = run["mean_return"][run["timesteps"] == step]
+    return float(at[0]) if len(at) else None

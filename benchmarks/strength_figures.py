@@ -1,7 +1,6 @@
-"""The tables and the picture of docs/strength.md, from all runs in ``results/returns``."""
+"""The tables and the picture of docs/strength.md, from the runs in ``results/returns``."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from results import ACTORS, AVERAGES, RETURNS, VALUES, read
+from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
 
 from sb3_td3x.iqm import interquartile_mean
 
@@ -53,31 +52,8 @@ OTHERS = {
 }
 """Tasks beside PyBullet's, and what was aimed at."""
 BESIDE = SideBySide("HalfCheetahBulletEnv-v0", 0, UNEMBEDDED, 2)
-TUNING_SEEDS = 100  # and up; results are told on seeds below
 LAST = 100_000
 SMOOTH = 5  # evaluations in the curves' running mean
-
-Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
-
-
-def runs() -> Runs:
-    """All runs there are, by algorithm, setting and environment."""
-    found: Runs = defaultdict(list)
-    for path in sorted(RETURNS.glob("*.csv")):
-        run = read(path.stem)
-        found[run["algo"][0], run["setting"][0], run["env"][0]].append(run)
-    return found
-
-
-def last(run: dict[str, np.ndarray], steps: int) -> float:
-    """Mean score over the run's last ``steps`` environment steps."""
-    return float(run["mean_return"][run["timesteps"] > run["timesteps"].max() - steps].mean())
-
-
-def score(run: dict[str, np.ndarray], step: int) -> float | None:
-    """The score of the evaluation at a step, ``None`` if the run is shorter."""
-    at = run["mean_return"][run["timesteps"] == step]
-    return float(at[0]) if len(at) else None
 
 
 def reported(found: Runs, method: tuple[str, str], environment: str) -> list[dict[str, np.ndarray]]:
@@ -190,21 +166,6 @@ def runs_table(found: Runs) -> str:
     return "\n".join(lines)
 
 
-def screening_table(found: Runs) -> str:
-    """The short runs on tuning seeds, as Markdown."""
-    marks = (50_000, 100_000, 150_000, 200_000, 300_000)
-    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
-    lines = [f"| environment, setting, seed | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
-        for run in found["td3x", setting, env]:
-            if int(run["seed"][0]) >= TUNING_SEEDS:
-                at = ["-" if (value := score(run, mark)) is None else f"{round(value)}" for mark in marks]
-                end = f"{round(last(run, 50_000))} | {round(run['mean_return'].max())}"
-                name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
-                lines.append(f"| {name} | {' | '.join(at)} | {end} |")
-    return "\n".join(lines)
-
-
 def others_table(found: Runs) -> str:
     """The last and the best evaluations on tasks beside PyBullet's with the preset ``default``, as Markdown."""
     heads = (
@@ -239,30 +200,6 @@ def actors_table() -> str:
 
 def _mean_and_spread(returns: list[float] | None) -> str:
     return "-" if returns is None else f"{np.mean(returns):.0f} ± {np.std(returns):.0f}"
-
-
-def averages_table() -> str:
-    """What the actor and its averages score in the second half of each run, mean and lowest evaluation, as Markdown."""
-    lines = ["| run | steps | live | average over 1,000 updates | over 5,000 updates |", "|---" * 5 + "|"]
-    for path in sorted(AVERAGES.glob("*.csv")):
-        steps, *actors = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
-        late = steps > steps.max() / 2
-        cells = [f"{scores[late].mean():.0f} ({scores[late].min():.0f})" for scores in actors]
-        lines.append(f"| {path.stem.removeprefix('td3x_')} | {steps.max():,.0f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def values_table() -> str:
-    """What critics promise and what their actor earns, without noise and with that of training, as Markdown."""
-    heads = ("run", "steps", "return", "promised", "earned", "difference", "difference with noise")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for path in sorted(VALUES.glob("*.json")):
-        facts = json.loads(path.read_text())
-        calm, noisy = facts["without noise"], facts["with noise of 0.1"]
-        cells = [f"{calm['return']:.0f}", f"{calm['value']:.1f}", f"{calm['earned']:.1f}"]
-        cells += [f"{one['value'] - one['earned']:+.1f}" for one in (calm, noisy)]
-        lines.append(f"| {path.stem.removeprefix('td3x_')} | {facts['steps']:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def draw(found: Runs, out: Path) -> None:
@@ -316,7 +253,4 @@ def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> 
     fill(page, "beside table", beside_table(found))
     fill(page, "runs table", runs_table(found))
     fill(page, "actors table", actors_table())
-    fill(page, "averages table", averages_table())
-    fill(page, "values table", values_table())
-    fill(page, "screening table", screening_table(found))
     fill(page, "others table", others_table(found))

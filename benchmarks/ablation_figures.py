@@ -1,0 +1,129 @@
+"""The tables of docs/ablation.md: what each change was worth, from the short runs on tuning seeds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from results import AVERAGES, TUNING_SEEDS, VALUES, Runs, last, runs, score
+
+WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
+
+
+class Change(NamedTuple):
+    """Two settings that differ in one thing, and what became of it."""
+
+    what: str
+    setting: str
+    beside: str
+    now: str
+
+
+QUANTILES, EMBEDDED = "q25-tau0.02", "q25-tau0.02-sale64-targetnoise0.1"
+SCALAR_256, QUANTILES_256 = "scalar-tau0.02-net256", "q25-tau0.02-net256"
+CHANGES = (
+    Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "in the preset"),
+    Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "in the preset"),
+    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "in the preset"),
+    Change("exploration noise from 0.5 to 0.1, with embeddings", f"{EMBEDDED}-noise0.5to0.1", EMBEDDED, "an option"),
+    Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
+    Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
+    Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
+    Change("TD3's critics, not quantiles, 256-256", SCALAR_256, QUANTILES_256, "an option"),
+    Change("256-256, not 400-300", QUANTILES_256, QUANTILES, "with embeddings"),
+    Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),
+    Change("no quantile dropped, not 2", "q25-tau0.02-drop0", QUANTILES, "an option"),
+    Change("5 quantiles dropped, not 2", "q25-tau0.02-drop5", QUANTILES, "an option"),
+    Change("actor and targets at every update", "q25-tau0.02-delay1", QUANTILES, "an option"),
+    Change("returns of three steps", "q25-tau0.02-nstep3", QUANTILES, "an option"),
+    Change("two updates per step", "q25-tau0.02-steps2", QUANTILES, "an option"),
+    Change("two updates per step, batches of 64", "q25-tau0.02-batch64-steps2", QUANTILES, "an option"),
+    Change("learning rate 3e-4, not 7e-4", "q25-tau0.02-lr3e-4", QUANTILES, "an option"),
+    Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "an option"),
+    Change("bfloat16 products", "q25-tau0.02-bf16", QUANTILES, "an option"),
+)
+
+
+def ablation_table(found: Runs) -> str:
+    """What each change was worth on each task, seed by seed, as Markdown."""
+    heads = ("change", "task", "steps", "seeds", "with", "without", "difference of each seed", "now")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for change in CHANGES:
+        for env in sorted(env for algo, setting, env in found if (algo, setting) == ("td3x", change.setting)):
+            pairs = _pairs(found["td3x", change.setting, env], found.get(("td3x", change.beside, env), []))
+            if pairs:
+                lines.append(f"| {change.what} | {env.removesuffix('BulletEnv-v0')} | {_compared(pairs)} | {change.now} |")
+    return "\n".join(lines)
+
+
+Pair = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+def _pairs(changed: list[dict[str, np.ndarray]], beside: list[dict[str, np.ndarray]]) -> list[Pair]:
+    """The runs of two settings on the same tuning seed."""
+    others = {int(run["seed"][0]): run for run in beside}
+    seeds = ((int(run["seed"][0]), run) for run in changed)
+    return [(run, others[seed]) for seed, run in seeds if seed >= TUNING_SEEDS and seed in others]
+
+
+def _compared(pairs: list[Pair]) -> str:
+    """Steps, seeds, both means and the differences over the last steps that both runs of each pair have."""
+    end = min(run["timesteps"].max() for pair in pairs for run in pair)
+    scores = np.array([[last(_until(run, end), WINDOW) for run in pair] for pair in pairs])
+    differences = ", ".join(f"{difference:+.0f}" for difference in scores[:, 0] - scores[:, 1])
+    seeds = ", ".join(f"{int(run['seed'][0])}" for run, _ in pairs)
+    changed, beside = scores.mean(axis=0)
+    return f"{end / 1000:.0f}k | {seeds} | {changed:.0f} | {beside:.0f} | {differences}"
+
+
+def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
+    return {name: column[run["timesteps"] <= step] for name, column in run.items()}
+
+
+def screening_table(found: Runs) -> str:
+    """The short runs on tuning seeds, as Markdown."""
+    marks = (50_000, 100_000, 150_000, 200_000, 300_000)
+    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
+    lines = [f"| environment, setting, seed | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
+        for run in found["td3x", setting, env]:
+            if int(run["seed"][0]) >= TUNING_SEEDS:
+                at = ["-" if (value := score(run, mark)) is None else f"{round(value)}" for mark in marks]
+                end = f"{round(last(run, 50_000))} | {round(run['mean_return'].max())}"
+                name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
+                lines.append(f"| {name} | {' | '.join(at)} | {end} |")
+    return "\n".join(lines)
+
+
+def averages_table() -> str:
+    """What the actor and its averages score in the second half of each run, mean and lowest evaluation, as Markdown."""
+    lines = ["| run | steps | live | average over 1,000 updates | over 5,000 updates |", "|---" * 5 + "|"]
+    for path in sorted(AVERAGES.glob("*.csv")):
+        steps, *actors = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
+        late = steps > steps.max() / 2
+        cells = [f"{scores[late].mean():.0f} ({scores[late].min():.0f})" for scores in actors]
+        lines.append(f"| {path.stem.removeprefix('td3x_')} | {steps.max():,.0f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def values_table() -> str:
+    """What critics promise and what their actor earns, without noise and with that of training, as Markdown."""
+    heads = ("run", "steps", "return", "promised", "earned", "difference", "difference with noise")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for path in sorted(VALUES.glob("*.json")):
+        facts = json.loads(path.read_text())
+        calm, noisy = facts["without noise"], facts["with noise of 0.1"]
+        cells = [f"{calm['return']:.0f}", f"{calm['value']:.1f}", f"{calm['earned']:.1f}"]
+        cells += [f"{one['value'] - one['earned']:+.1f}" for one in (calm, noisy)]
+        lines.append(f"| {path.stem.removeprefix('td3x_')} | {facts['steps']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
+    """Fill the page's tables."""
+    found = runs()
+    fill(page, "ablation table", ablation_table(found))
+    fill(page, "screening table", screening_table(found))
+    fill(page, "averages table", averages_table())
+    fill(page, "values table", values_table())

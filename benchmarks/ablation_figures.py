@@ -23,15 +23,15 @@ class Change(NamedTuple):
 QUANTILES, EMBEDDED = "q25-tau0.02", "q25-tau0.02-sale64-targetnoise0.1"
 SCALAR_256, QUANTILES_256 = "scalar-tau0.02-net256", "q25-tau0.02-net256"
 CHANGES = (
-    Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "in the preset"),
-    Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "in the preset"),
-    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "in the preset"),
+    Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "an option"),
+    Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "an option"),
+    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "an option"),
     Change("exploration noise from 0.5 to 0.1, with embeddings", f"{EMBEDDED}-noise0.5to0.1", EMBEDDED, "an option"),
     Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
     Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
     Change("TD3's critics, not quantiles, 256-256", SCALAR_256, QUANTILES_256, "an option"),
-    Change("256-256, not 400-300", QUANTILES_256, QUANTILES, "with embeddings"),
+    Change("256-256, not 400-300", QUANTILES_256, QUANTILES, "an option"),
     Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),
     Change("no quantile dropped, not 2", "q25-tau0.02-drop0", QUANTILES, "an option"),
     Change("5 quantiles dropped, not 2", "q25-tau0.02-drop5", QUANTILES, "an option"),

@@ -23,7 +23,7 @@ STUDY = ROOT / "benchmarks" / "results" / "study.json"
 STATIC = ROOT / "docs" / "_static"
 WALKER = {
     "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
-    "TD3X without embeddings": ("td3x_q25-tau0.02-lin_Walker2DBulletEnv-v0_s0", "#a06cc0"),
+    "the same with embeddings": ("td3x_embeddings_Walker2DBulletEnv-v0_s0", "#a06cc0"),
     "the same, TD3's critics, tau 0.005, constant rate": ("td3x_scalar-compiled_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
     "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
     "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),

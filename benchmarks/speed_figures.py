@@ -125,7 +125,7 @@ def recipe() -> str:
     rows = rows_of("recipe_env-Walker2DBulletEnv-v0")
     labels = {
         "SB3 TD3": "SB3 TD3, rl-zoo3's settings (batch 256)",
-        "TD3X": "TD3X, preset default (25 quantiles, embeddings, batch 128), compiled",
+        "TD3X": "TD3X, preset default (25 quantiles, batch 128), compiled",
     }
     body = [[labels[name], f"{row['ms']:.2f}", f"{row['times_sb3']:.2f}"] for name, row in rows.items()]
     return table(["", "ms per step", "times SB3"], body)

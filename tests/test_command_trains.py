@@ -54,7 +54,7 @@ class TestTrain:
     def test_records_the_hyperparameters_as_used(self, walker_run):
         config = yaml.safe_load((walker_run[0] / "Walker2DBulletEnv-v0" / "config.yml").read_text())
         assert config["learning_rate"] == "lin_7e-4"
-        assert config["policy_kwargs"] == {"net_arch": [16, 16], "embedding_dim": 64}
+        assert config["policy_kwargs"] == {"net_arch": [16, 16]}
         assert config["n_timesteps"] == 300
 
     def test_the_models_are_plain_td3x_zips(self, walker_run):

@@ -124,7 +124,7 @@ def test_linear_schedules_go_from_the_value_to_zero():
         ("learning_rate=3e-4", "learning_rate", 3e-4),
         ("learning_rate=lin_3e-4", "learning_rate", "lin_3e-4"),
         ("train_freq=[1, episode]", "train_freq", [1, "episode"]),
-        ("policy_kwargs.net_arch=[64, 64]", "policy_kwargs", {"net_arch": [64, 64], "embedding_dim": 64}),
+        ("policy_kwargs.net_arch=[64, 64]", "policy_kwargs", {"net_arch": [64, 64]}),
         ("policy_kwargs=null", "policy_kwargs", None),
         ("normalize=true", "normalize", True),
         ("noise_std=0.2", "noise_std", 0.2),
@@ -139,6 +139,12 @@ def test_set_changes_one_value(assignment, key, value):
     before = presets.load("default", "Walker2DBulletEnv-v0")
     after = presets.override(before, [assignment])
     assert after == {**before, key: value}
+
+
+def test_set_of_a_part_leaves_the_other_parts():
+    before = {"policy_kwargs": {"net_arch": [8], "layer_norm": True}}
+    after = presets.override(before, ["policy_kwargs.net_arch=[64, 64]"])
+    assert after == {"policy_kwargs": {"net_arch": [64, 64], "layer_norm": True}}
 
 
 def test_action_noise_replaces_the_presets_noise():

@@ -210,8 +210,8 @@ def draw(found: Runs, out: Path) -> None:
     grid = figure.subplots(len(environments), 2, squeeze=False, sharey="row")
     for row, env in zip(grid, environments, strict=True):
         for method, (_, colour) in methods.items():
-            for run in reported(found, method, env):
-                _draw_run(row, run, colour)
+            if members := reported(found, method, env):
+                _draw_method(row, members, colour)
         for label, values in ZOO_AGENTS.items():
             for axes in row:
                 axes.axhline(values[ENVIRONMENTS.index(env)], color=GREY, linewidth=1, linestyle=ZOO_STYLES[label])
@@ -230,12 +230,18 @@ def draw(found: Runs, out: Path) -> None:
     figure.savefig(out)
 
 
-def _draw_run(row: Sequence[Axes], run: dict[str, np.ndarray], colour: str) -> None:
-    """One run over steps and over minutes: each evaluation (pale) and the mean of the last ``SMOOTH``."""
-    smoothed = _smoothed(run)
-    for axes, x in zip(row, (run["timesteps"] / 1000, run["wall_seconds"] / 60), strict=True):
-        axes.plot(x, run["mean_return"], color=colour, linewidth=0.8, alpha=0.25)
-        axes.plot(x[SMOOTH - 1 :], smoothed, color=colour, linewidth=1.6)
+def _draw_method(row: Sequence[Axes], members: list[dict[str, np.ndarray]], colour: str) -> None:
+    """Over steps and over minutes: each seed (pale) and the mean over seeds, of the mean of the last ``SMOOTH`` evaluations."""
+    scores = [_smoothed(run) for run in members]
+    steps = members[0]["timesteps"][SMOOTH - 1 :] / 1000
+    minutes = [run["wall_seconds"][SMOOTH - 1 :] / 60 for run in members]
+    if len(members) > 1:
+        for own, times in zip(scores, minutes, strict=True):
+            for axes, x in zip(row, (steps, times), strict=True):
+                axes.plot(x, own, color=colour, linewidth=0.8, alpha=0.35)
+    # The median, because a run that waited for hours says nothing about the others
+    for axes, x in zip(row, (steps, np.median(minutes, axis=0)), strict=True):
+        axes.plot(x, np.mean(scores, axis=0), color=colour, linewidth=1.8)
 
 
 def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:

@@ -231,7 +231,7 @@ def draw(found: Runs, out: Path) -> None:
 
 
 def _draw_method(row: Sequence[Axes], members: list[dict[str, np.ndarray]], colour: str) -> None:
-    """Over steps and over minutes: each seed (pale) and the mean over seeds, of the mean of the last ``SMOOTH`` evaluations."""
+    """Over steps and minutes: each seed (pale) and the mean over seeds, of the mean of the last ``SMOOTH`` evaluations."""
     scores = [_smoothed(run) for run in members]
     steps = members[0]["timesteps"][SMOOTH - 1 :] / 1000
     minutes = [run["wall_seconds"][SMOOTH - 1 :] / 60 for run in members]

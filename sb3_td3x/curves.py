@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -16,6 +16,9 @@ from sb3_td3x import files, iqm
 from sb3_td3x.scores import Scores
 
 COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
+Stroke = Literal["solid", "dashed", "dotted", "dashdot"]
+STROKES: tuple[Stroke, ...] = ("solid", "dashed", "dotted", "dashdot")
+"""One for each round of the colours."""
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
@@ -65,6 +68,19 @@ class Theme:
             "legend.frameon": False,
             "legend.fontsize": 9.5,
         }
+
+
+class Look(NamedTuple):
+    """A line's colour and stroke, as matplotlib names them."""
+
+    colour: str
+    stroke: Stroke
+
+
+def looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
+    """One for each label, no two alike for as many as there are pairs of a colour and a stroke."""
+    pairs = cycle(Look(colour, stroke) for stroke in STROKES for colour in theme.lines)
+    return dict(zip(labels, pairs, strict=False))
 
 
 LIGHT, DARK = Theme(), Theme("#e7e9ea", "#98a0a8", "#1b1f23", ("#6fb1f2", "#f59a63", "#6ccf8e", "#c39be8"))
@@ -126,17 +142,17 @@ def figure(
             figsize=(width * columns, (4.1 if columns < 2 else 3.4) * rows * blocks), dpi=120, layout="constrained"
         )
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        colours = dict(zip(labels, cycle(theme.lines), strict=False))
+        styles = looks(labels, theme)
         notes: list[str] = []
         for block, axis in enumerate(x):
             first = block * (rows * columns if n_panels > 1 else 1) + 1
             for place, environment in enumerate(environments):
                 axes = picture.add_subplot(rows * blocks, columns, first + place)
-                _draw_environment(axes, [one for one in scores if one.env_id == environment], axis, colours)
+                _draw_environment(axes, [one for one in scores if one.env_id == environment], axis, styles)
             if with_iqm:
                 axes = picture.add_subplot(rows * blocks, columns, first + len(environments))
-                notes = _draw_iqm(axes, scores, axis, colours, normalize)
-        _explain(picture, scores, colours, notes)
+                notes = _draw_iqm(axes, scores, axis, styles, normalize)
+        _explain(picture, scores, styles, notes)
     return picture
 
 
@@ -145,7 +161,7 @@ def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
     with matplotlib.rc_context(theme.settings()):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = picture.add_subplot()
-        _draw_environment(axes, [scores], axis, {scores.label: theme.lines[0]})
+        _draw_environment(axes, [scores], axis, looks([scores.label], theme))
         axes.set_title("")
     return picture
 
@@ -181,23 +197,24 @@ def _grid(panels: int) -> tuple[int, int]:
     return rows, -(-panels // rows)
 
 
-def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str, str]) -> None:
+def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look]) -> None:
     unit = _unit(scores, axis)
-    for label, colour in colours.items():
+    for label, look in styles.items():
         if runs := [one for one in scores if one.label == label]:
-            _draw_curve(axes, summary(runs, axis), colour, unit[0])
+            _draw_curve(axes, summary(runs, axis), look, unit[0])
     axes.set_title(scores[0].env_id)
     axes.set_ylabel("return per episode")
     _label_x(axes, axis, unit[1])
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, unit: float) -> None:
+def _draw_curve(axes: Axes, curve: Curve, look: Look, unit: float) -> None:
     marker = "o" if len(curve.x) == 1 else None
     x = curve.x / unit
-    axes.plot(x, curve.mean, color=colour, linewidth=1.7, marker=marker, markersize=4, solid_capstyle="round")
-    axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.17, linewidth=0)
+    line = {"color": look.colour, "linestyle": look.stroke, "linewidth": 1.7, "solid_capstyle": "round"}
+    axes.plot(x, curve.mean, **line, marker=marker, markersize=4)  # type: ignore[arg-type]
+    axes.fill_between(x, curve.low, curve.high, color=look.colour, alpha=0.17, linewidth=0)
     if marker:
-        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=colour, alpha=0.5)
+        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look.colour, alpha=0.5)
 
 
 def _label_x(axes: Axes, axis: str, unit: str) -> None:
@@ -266,11 +283,11 @@ def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
     return grid[(grid >= start) & (grid <= end)]
 
 
-def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str, str], normalize: bool) -> list[str]:
+def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look], normalize: bool) -> list[str]:
     """:return: what has to be said of it."""
     environments = list(dict.fromkeys(one.env_id for one in scores))
     unit, left_out, apart, alone = _unit(scores, axis), [], [], []
-    for label, colour in colours.items():
+    for label, look in styles.items():
         runs = [[one for one in scores if (one.label, one.env_id) == (label, env_id)] for env_id in environments]
         if not all(runs):
             left_out.append(label)
@@ -286,7 +303,7 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str
         if normalize:
             drawn = [[one.mean for one in scores if one.env_id == env_id] for env_id in environments]
             values = np.stack([iqm.normalized(part, every) for part, every in zip(values, drawn, strict=True)])
-        _draw_curve(axes, Curve(grid, *iqm.interquartile_mean(values.swapaxes(0, 1))), colour, unit[0])
+        _draw_curve(axes, Curve(grid, *iqm.interquartile_mean(values.swapaxes(0, 1))), look, unit[0])
     axes.set_title(f"all {len(environments)} environments")
     axes.set_ylabel(f"IQM of {'normalised' if normalize else 'plain'} scores")
     _label_x(axes, axis, unit[1])
@@ -300,18 +317,18 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, colours: dict[str
     return notes + [f"{remark}: {', '.join(labels)}" for remark, labels in remarks.items() if labels]
 
 
-def _explain(picture: Figure, scores: Sequence[Scores], colours: dict[str, str], notes: Sequence[str]) -> None:
+def _explain(picture: Figure, scores: Sequence[Scores], styles: dict[str, Look], notes: Sequence[str]) -> None:
     """A legend for all panels and, below them, what is drawn."""
     groups = {(one.label, one.env_id): 0 for one in scores}
     for one in scores:
         groups[one.label, one.env_id] += 1
     handles = []
     room = int(picture.get_figwidth() * LEGEND_LETTERS_PER_INCH) - LEGEND_GAP
-    for label, colour in colours.items():
+    for label, look in styles.items():
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
         label = textwrap.fill(label + number, room)
-        handles.append(matplotlib.lines.Line2D([], [], color=colour, linewidth=2.4, label=label))
+        handles.append(matplotlib.lines.Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2.4, label=label))
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)

@@ -65,7 +65,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
         raise ValueError(f"{out} holds files already: take another folder")
     environments.require_registered(run.env_id, may_import=trust)
     try:
-        _require_safe(run)
+        _require_safe(run, may_lead_out=trust)  # what it leads to is pushed as plain files
         is_safe = True
     except UntrustedModelError:
         if not trust:
@@ -93,7 +93,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 
     :param private: make it one that others cannot see
     :return: its address
-    :raises ValueError: if the Hub cannot be reached or refuses
+    :raises ValueError: if the Hub cannot be reached or refuses, or has a public repository where a private one is asked for
     """
     require_repository(repo_id)
     from huggingface_hub import HfApi
@@ -101,20 +101,24 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     try:
         api = HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
+        is_seen_by_all = private and not api.repo_info(repo_id).private  # one that was there stays as it was
+        if not is_seen_by_all:
+            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
     except Exception as error:  # those of huggingface_hub, of its HTTP library and of the system have no common class
         raise ValueError(
             f"{repo_id} cannot be uploaded: {error}. It needs a connection and a token that may write there "
             "(hf auth login, or the variable HF_TOKEN)"
         ) from error
+    if is_seen_by_all:
+        raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private on the Hub, or give another name")
     return str(address)
 
 
-def _require_safe(run: RunDir) -> None:
+def _require_safe(run: RunDir, may_lead_out: bool) -> None:
     """
     :raises UntrustedModelError: if a stranger could not load model and statistics without trust
     """
-    env = playing.open_evaluation_env(run, seed=0)
+    env = playing.open_evaluation_env(run, seed=0, may_lead_out=may_lead_out)
     try:
         playing.load_model(run, env, "cpu")
     finally:
@@ -215,7 +219,7 @@ def _usage_lines(run: RunDir, repo_id: str, trust: str) -> Iterator[str]:
 
 def _turns_images(run: RunDir, trust: bool) -> bool:
     """Whether the run's statistics are of images with their channels first."""
-    env = playing.open_evaluation_env(run, seed=0, trust=trust)
+    env = playing.open_evaluation_env(run, seed=0, trust=trust, may_lead_out=True)  # links were refused before, or are trusted
     env.close()
     return is_vecenv_wrapped(env, VecTransposeImage)
 

@@ -35,14 +35,17 @@ def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = 
     return TD3X.load(folder.model(), env=env, device=device, buffer_size=1, trust=trust)
 
 
-def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
+def open_evaluation_env(
+    folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False, may_lead_out: bool = False
+) -> VecEnv:
     """
     An environment as the run's evaluations had it, with the normalisation that belongs to the run's model.
 
     :param trust: import the module that the environment's name may have, and read normalisation statistics as SB3 does, which
         runs whatever code their file holds
+    :param may_lead_out: follow links to files outside of the run's folder, as ``trust`` does too
     """
-    if not trust:
+    if not (trust or may_lead_out):
         folder.require_own()
     entry, statistics = folder.config(), folder.model_normalization()
     entry |= {"n_envs": 1, "normalize": None if statistics is None else entry.get("normalize")}
@@ -114,7 +117,13 @@ def show(folder: RunDir, episodes: int, seed: int, trust: bool = False) -> Itera
     env = open_evaluation_env(folder, seed, "human", trust)
     try:
         model = load_model(folder, env, "cpu", trust)
+        observation = env.reset()
         for _ in range(episodes):
-            yield evaluate_policy(model, env, 1)[0]  # type: ignore[misc]
+            total, is_over = 0.0, False
+            while not is_over:  # not SB3's evaluate_policy, which resets again: every second episode would be seen
+                action, _ = model.predict(observation, deterministic=True)  # type: ignore[arg-type]
+                observation, reward, done, _ = env.step(action)
+                total, is_over = total + float(reward[0]), bool(done[0])
+            yield total
     finally:
         env.close()

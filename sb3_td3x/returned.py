@@ -247,5 +247,7 @@ class ReturnsBest(Loadable):
                 state = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 best = BestActor(self.n_envs)
                 best.set_state(state, self.actor)
+            if self.best_actor_window is None:  # of parameters given to load; its episodes go on unseen
+                best.leave_window()
             self._best = best
         self.predict_with = self.predict_with  # checked, now that it is known what the file holds

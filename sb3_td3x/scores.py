@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_td3x.rundir import ARGUMENTS, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
+from sb3_td3x.settings import whole
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Of a study's tables; a run's own has the numbers alone."""
@@ -76,10 +77,19 @@ def _without_copies(runs: Iterable[Scores]) -> list[Scores]:
 
 def _is_copy(one: Scores, other: Scores) -> bool:
     """Of the same run, now or before it went on."""
-    same_run = (one.label, one.env_id, one.seed) == (other.label, other.env_id, other.seed)
+    if (one.label, one.env_id, one.seed) != (other.label, other.env_id, other.seed):
+        return False
+    settings, others = _settings(one), _settings(other)
+    if settings and others and _without_length(settings) != _without_length(others):
+        return False
     both = slice(min(len(one.steps), len(other.steps)))
     same_steps = np.array_equal(one.steps[both], other.steps[both])
-    return same_run and same_steps and np.allclose(one.mean[both], other.mean[both], rtol=1e-6, atol=0)
+    return same_steps and np.allclose(one.mean[both], other.mean[both], rtol=1e-6, atol=0)
+
+
+def _without_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run that is extended is still the same."""
+    return {name: value for name, value in settings.items() if name != "n_timesteps"}
 
 
 def _told_apart(runs: list[Scores]) -> list[Scores]:
@@ -170,10 +180,9 @@ def of_table(path: Path) -> list[Scores]:
 
 def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:
     first = rows[0]
-    steps, mean, spread, seconds = (np.array([row[name] for row in rows]) for name in SCORE_COLUMNS)
-    return Scores(
-        _label(first["algo"], first["setting"]), first["env"], int(first["seed"]), path, steps, mean, spread, seconds
-    )
+    in_order = sorted(rows, key=lambda row: row["timesteps"])
+    steps, mean, spread, seconds = (np.array([row[name] for row in in_order]) for name in SCORE_COLUMNS)
+    return Scores(_label(first["algo"], first["setting"]), first["env"], first["seed"], path, steps, mean, spread, seconds)
 
 
 def csv_lines(path: Path) -> list[dict[str, Any]]:
@@ -202,6 +211,7 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """A table's lines, what is a number as a number."""
     try:
-        return [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
+        rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
+        return [{**row, "seed": whole("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
     except (ValueError, TypeError) as error:  # a line that is cut off has a column less
         raise ValueError(f"{path} is no table of scores: {error}") from error

@@ -42,7 +42,13 @@ def saved_run(tmp_path, env_id, algorithm):
 
 def called(monkeypatch, capfd, *arguments):
     """The command in this process: exit code and what it wrote to stderr."""
+    code, printed = called_and_heard(monkeypatch, capfd, *arguments)
+    return code, printed.err
+
+
+def called_and_heard(monkeypatch, capfd, *arguments):
+    """The command in this process: exit code and what it wrote, as ``out`` and ``err``."""
     monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    return ended.value.code, capfd.readouterr().err
+    return ended.value.code, capfd.readouterr()

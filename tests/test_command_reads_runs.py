@@ -143,8 +143,21 @@ class TestReading:
         assert (tmp_path / "both.png").stat().st_size > 1000
 
     def test_plot_draws_several_runs(self, walker_run, tmp_path):
-        td3x("plot", walker_run[0], walker_run[0], "--out", tmp_path / "both.png")
+        other = tmp_path / "other"
+        shutil.copytree(walker_run[0], other)
+        args = RunDir.open(other).args_file
+        args.write_text(yaml.dump({**RunDir.open(other).arguments(), "seed": 77}))
+        assert len(scores.read([walker_run[0], other])) == 2
+        td3x("plot", walker_run[0], other, "--out", tmp_path / "both.png")
         assert (tmp_path / "both.png").stat().st_size > 1000
+
+    def test_enjoy_shows_the_episodes_that_eval_scores(self, tmp_path, monkeypatch):
+        class Shown(Rendered):
+            metadata = {"render_modes": ["human"]}  # noqa: RUF012
+
+        monkeypatch.setitem(gym.registry, "Shown-v0", gym.envs.registration.EnvSpec("Shown-v0", Shown))
+        run = saved_run(tmp_path, "Shown-v0", model(Shown()))
+        assert list(playing.show(run, 3, seed=5)) == pytest.approx(playing.evaluate(run, 3, seed=5))
 
     def test_help_comes_at_once(self):
         started = time.perf_counter()

@@ -13,6 +13,7 @@ import pytest
 import torch as th
 import yaml
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
+from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
@@ -185,18 +186,31 @@ class TestTrain:
         assert (run / "best_model.zip").exists()
 
 
-def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, OSError])
+def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp_path, monkeypatch, capfd):
     """A job's script goes on with a run that ended with 1; this one would end there again."""
 
     class Broken(LineEnv):
         def step(self, action):
-            raise RuntimeError("the simulator is broken")
+            raise kind("the simulator is broken")
 
     monkeypatch.setitem(gym.registry, "Broken-v0", gym.envs.registration.EnvSpec("Broken-v0", Broken))
     code, printed = called(monkeypatch, capfd, "train", "--env", "Broken-v0", "--steps", 60, "--out", tmp_path, *QUICK)
     assert code == 3
     assert "Traceback" in printed
     assert "the simulator is broken" in printed
+
+
+def test_a_disk_that_is_full_when_an_episodes_line_is_written_is_one_line(tmp_path, monkeypatch, capfd):
+    """SB3's ``Monitor`` is an environment too, but no simulator."""
+
+    def write_row(writer, info):
+        raise OSError(28, "No space left on device", "0.monitor.csv")
+
+    monkeypatch.setattr(ResultsWriter, "write_row", write_row)
+    code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--steps", 300, "--out", tmp_path, *QUICK)
+    assert (code, printed.count("\n")) == (2, 1)
+    assert "0.monitor.csv cannot be read or written: No space left on device" in printed
 
 
 class TestEnvironmentsOfOnesOwn:

@@ -1,4 +1,4 @@
-"""The replay buffer on the device learns as SB3's does and can be saved. What it samples: ``test_replay_buffers``."""
+"""A run with the replay buffer on the device repeats itself and can be saved. What it samples: ``test_replay_buffers``."""
 
 import torch as th
 

@@ -14,8 +14,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
 from torch import nn
 
-from sb3_td3x import TD3X, __version__, cli, experiment, export
+from sb3_td3x import TD3X, __version__, experiment, export
 from sb3_td3x.rundir import RunDir
+from tests.commands import called_and_heard
 from tests.tools import LineEnv, model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -226,16 +227,9 @@ def walker(tmp_path_factory):
     return run.folder
 
 
-def called(monkeypatch, capfd, *arguments):
-    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, capfd.readouterr()
-
-
 class TestTheCommand:
     def test_exports_a_run_that_then_walks_without_torch(self, walker, tmp_path, monkeypatch, capfd):
-        code, printed = called(monkeypatch, capfd, "export", walker.path, "--onnx", tmp_path / "walker.onnx")
+        code, printed = called_and_heard(monkeypatch, capfd, "export", walker.path, "--onnx", tmp_path / "walker.onnx")
         assert code == 0, printed.err
         assert printed.out.strip() == str(tmp_path / "walker.onnx")
         example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
@@ -256,7 +250,7 @@ class TestTheCommand:
     def test_a_run_without_a_model_is_one_line(self, tmp_path, monkeypatch, capfd):
         run = RunDir.create(tmp_path, "Pendulum-v1")
         run.write_settings({}, {"env": "Pendulum-v1"})
-        code, printed = called(monkeypatch, capfd, "export", run.path)
+        code, printed = called_and_heard(monkeypatch, capfd, "export", run.path)
         assert code == 2
         assert "holds no model yet" in printed.err
 
@@ -264,7 +258,7 @@ class TestTheCommand:
         run = RunDir.create(tmp_path, "Pendulum-v1")
         run.write_settings({"policy": "MlpPolicy"}, {"env": "Pendulum-v1"})
         model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
-        code, printed = called(monkeypatch, capfd, "export", run.path)
+        code, printed = called_and_heard(monkeypatch, capfd, "export", run.path)
         assert code == 2
         assert "--trust" in printed.err
         assert not list(run.path.glob("*.onnx"))

@@ -46,6 +46,25 @@ class TestReading:
             (one,) = scores.read(order)
             assert one.mean.tolist() == [1, 2, 3]
 
+    def test_a_run_with_other_settings_whose_first_scores_coincide_is_not_a_copy(self, tmp_path):
+        first, second = (evaluated(tmp_path, seed=0) for _ in range(2))
+        assert len(scores.read([first.path, second.path])) == 1
+        second.write_settings({"tau": 0.005, "n_timesteps": 900}, second.arguments())  # as a run that was extended
+        assert len(scores.read([first.path, second.path])) == 1
+        second.write_settings({"tau": 0.01}, second.arguments())
+        assert [one.label for one in scores.read([first.path, second.path])] == [
+            "TD3X default tau=0.005", "TD3X default tau=0.01",
+        ]  # fmt: skip
+
+    def test_a_seed_may_be_written_as_pandas_writes_it(self, tmp_path):
+        assert scores.read([table(tmp_path / "a.csv", seed="1.0")])[0].seed == 1
+
+    def test_evaluations_are_read_in_the_order_of_their_steps(self, tmp_path):
+        head, *lines = table(tmp_path / "a.csv").read_text().splitlines()
+        (tmp_path / "a.csv").write_text("\n".join([head, *reversed(lines)]))
+        (one,) = scores.read([tmp_path / "a.csv"])
+        assert (one.steps.tolist(), one.mean.tolist()) == ([100, 200, 300], [1, 3, 5])
+
     @pytest.mark.parametrize(
         ("score", "text"), [(-0.0146, "-0.0146"), (0.0, "0"), (93.46, "93.5"), (-145.4, "-145"), (2785.6, "2786")]
     )
@@ -65,9 +84,10 @@ class TestReading:
             ("a,b\n1,2\n", "no column algo"),
             (HEAD + "\n", "no scores yet"),
             (HEAD + "\ntd3x,d,E,0,1", "is no table"),
+            (HEAD + "\ntd3x,d,E,0.5,1,2,3,4", "t.csv is no table of scores: seed must be a whole number"),
             ("", "no scores"),
         ],
-        ids=["other columns", "no line", "a line cut off", "empty"],
+        ids=["other columns", "no line", "a line cut off", "half a seed", "empty"],
     )
     def test_another_file_is_named(self, content, message, tmp_path, capfd, monkeypatch):
         (tmp_path / "t.csv").write_text(content)
@@ -160,6 +180,21 @@ class TestCurves:
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
 
+    def test_twenty_settings_have_twenty_looks(self, tmp_path):
+        for number in range(20):
+            table(tmp_path / f"{number}.csv", setting=f"{number:02}")
+        picture = curves.figure(scores.read([tmp_path]))
+        drawn = {(line.get_color(), line.get_linestyle()) for line in picture.axes[0].lines}
+        shown = {(line.get_color(), line.get_linestyle()) for line in picture.legends[0].get_lines()}
+        assert len(drawn) == 20
+        assert drawn == shown
+
+    @pytest.mark.parametrize(("pace", "unit", "last"), [(99.0, "seconds", 297), (100.0, "minutes", 5), (3000.0, "hours", 2.5)])
+    def test_time_has_the_unit_that_fits(self, pace, unit, last, tmp_path):
+        (axes,) = curves.figure(scores.read([table(tmp_path / "a.csv", pace=pace)]), ("time",)).axes
+        assert axes.get_xlabel() == f"wall-clock time ({unit})"
+        assert axes.lines[0].get_xdata()[-1] == pytest.approx(last)
+
     @pytest.mark.parametrize("letters", [4, 20, 45, 200])
     def test_a_legend_is_whole(self, letters, tmp_path):
         for number in range(5):
@@ -233,6 +268,15 @@ class TestInterquartileMean:
         caption = picture.get_supxlabel()
         assert "not in the IQM, as the environments have no time in common: TD3X default" in caption
         assert "in the IQM without an interval, for want of a second run: TD3X even" in caption
+
+    def test_of_as_many_seeds_as_every_environment_has_takes_the_first(self, tmp_path):
+        pytest.importorskip("rliable", reason="rliable is not installed")
+        for name, seed, value in (("a", 1, 2), ("b", 0, 1)):
+            table(tmp_path / f"{name}.csv", "A-v0", seed, values=(value,))
+        for name, seed, value in (("c", 2, 999), ("d", 1, 2), ("e", 0, 1)):
+            table(tmp_path / f"{name}.csv", "B-v0", seed, values=(value,))
+        line, *_ = curves.figure(scores.read([tmp_path]), with_iqm=True, normalize=False).axes[-1].lines
+        assert line.get_ydata().tolist() == [1.5]  # of 1, 1, 2 and 2
 
     def test_of_one_seed_has_an_interval_without_width(self):
         pytest.importorskip("rliable", reason="rliable is not installed")

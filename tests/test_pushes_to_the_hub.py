@@ -4,10 +4,10 @@ import json
 import re
 import shlex
 import shutil
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +15,9 @@ import pytest
 import yaml
 from gymnasium import spaces
 
-from sb3_td3x import TD3X, cli, experiment, hub, playing
+from sb3_td3x import TD3X, experiment, hub, playing
 from sb3_td3x.rundir import RunDir
+from tests.commands import called_and_heard
 from tests.tools import LineEnv, model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
@@ -50,13 +51,18 @@ def repository(run, tmp_path_factory):
 
 @pytest.fixture
 def remote(monkeypatch, tmp_path):
-    """A Hub that is a folder."""
+    """A Hub that is a folder; a repository that is there stays as public as it was."""
+    is_private = {}
 
     class Stub:
         def create_repo(self, repo_id, private, exist_ok):
             assert exist_ok
+            is_private.setdefault(repo_id, private)
             (tmp_path / "hub" / repo_id).mkdir(parents=True, exist_ok=True)
             return f"https://hub.example/{repo_id}"
+
+        def repo_info(self, repo_id):
+            return SimpleNamespace(private=is_private[repo_id])
 
         def upload_folder(self, repo_id, folder_path, commit_message):
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id, dirs_exist_ok=True)
@@ -65,13 +71,6 @@ def remote(monkeypatch, tmp_path):
     hub_folder = tmp_path / "hub"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, name: str(hub_folder / repo_id / name))
     return hub_folder
-
-
-def called(monkeypatch, capfd, *arguments):
-    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, capfd.readouterr()
 
 
 def card_of(repository):
@@ -129,7 +128,7 @@ class TestTheRepository:
         monkeypatch.setattr(experiment, "prepare", prepare)
         command = shlex.split(block(card_of(repository)[1], "sh"))
         assert command[:2] == ["td3x", "train"]
-        called(monkeypatch, capfd, *command[1:])
+        called_and_heard(monkeypatch, capfd, *command[1:])
         wanted = experiment.Experiment.of_arguments(run)
         assert asked == [replace(wanted, steps=80.0, device=asked[0].device, out=asked[0].out)]
 
@@ -161,20 +160,37 @@ class TestTheRepository:
 
 class TestTheCommand:
     def test_uploads_and_says_where(self, run, remote, monkeypatch, capfd):
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
         assert code == 0, printed.err
         assert printed.out.strip() == f"https://hub.example/{REPO}"
         assert (remote / REPO / "README.md").exists()
 
     def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, monkeypatch, capfd):
         out = tmp_path / "here"
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
+        code, printed = called_and_heard(
+            monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out
+        )
         assert code == 0, printed.err
         assert (out / "td3x-Pendulum-v1.zip").exists()
         assert not remote.exists()
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--to-folder", out)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--to-folder", out)
         assert code == 2
         assert "holds files already" in printed.err
+
+    def test_a_private_repository_is_made_private_and_one_that_others_see_is_refused(self, run, remote, monkeypatch, capfd):
+        def push(name, *options):
+            return called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", name, "--episodes", 1, *options)
+
+        assert push("me/private", "--private")[0] == 0
+        assert huggingface_hub.HfApi().repo_info("me/private").private
+        assert (remote / "me/private" / "README.md").exists()
+        assert push("me/public")[0] == 0
+        assert not huggingface_hub.HfApi().repo_info("me/public").private
+        (remote / "me/public" / "README.md").unlink()
+        code, printed = push("me/public", "--private")
+        assert code == 2
+        assert "me/public is public and nothing was uploaded" in printed.err
+        assert not (remote / "me/public" / "README.md").exists()
 
     def test_a_missing_token_is_one_line(self, run, monkeypatch, capfd):
         from huggingface_hub.errors import LocalTokenNotFoundError
@@ -183,7 +199,7 @@ class TestTheCommand:
             raise LocalTokenNotFoundError("Token is required,\nbut no token was found.")
 
         monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
         assert code == 2
         assert len(printed.err.strip().splitlines()) == 1
         assert "hf auth login" in printed.err
@@ -191,13 +207,13 @@ class TestTheCommand:
     @pytest.mark.parametrize("name", ["walker", "a/b/c", "some one/walker", ""])
     def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, capfd):
         monkeypatch.setattr(playing, "evaluate", lambda *_: pytest.fail("evaluated first"))
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", name)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", name)
         assert code == 2
         assert "is no repository's name" in printed.err
 
     def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, capfd):
         monkeypatch.setattr(hub, "find_spec", lambda name: None)
-        code, printed = called(monkeypatch, capfd, "push", run.path, "--repo", REPO)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO)
         assert code == 2
         assert 'pip install "sb3-td3x[hub]"' in printed.err
 
@@ -208,10 +224,23 @@ def test_what_links_lead_to_outside_of_the_run_is_not_passed_on(name, run, tmp_p
     (tmp_path / "secret").write_text("the user's own secret")
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
-    code, printed = called(monkeypatch, capfd, "push", tmp_path / "run", "--repo", REPO, "--to-folder", tmp_path / "out")
+    code, printed = called_and_heard(
+        monkeypatch, capfd, "push", tmp_path / "run", "--repo", REPO, "--to-folder", tmp_path / "out"
+    )
     assert code == 2
     assert "leads out of the run's folder" in printed.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_trusted_may_have_links_and_its_model_needs_no_trust(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "run")
+    film = tmp_path / "run" / "video" / "best_model.mp4"
+    film.rename(tmp_path / "film.mp4")
+    film.symlink_to(tmp_path / "film.mp4")
+    hub.write(RunDir.open(tmp_path / "run"), tmp_path / "out", REPO, episodes=1, trust=True)
+    assert (tmp_path / "out" / "replay.mp4").read_bytes() == b"a film"
+    assert not (tmp_path / "out" / "replay.mp4").is_symlink()
+    assert "runs code of its author" not in card_of(tmp_path / "out")[1]
 
 
 class TestAModelThatNeedsTrust:
@@ -224,7 +253,7 @@ class TestAModelThatNeedsTrust:
 
     def test_is_refused_with_what_it_holds(self, scheduled, tmp_path, monkeypatch, capfd):
         out = tmp_path / "here"
-        code, printed = called(monkeypatch, capfd, "push", scheduled.path, "--repo", REPO, "--to-folder", out)
+        code, printed = called_and_heard(monkeypatch, capfd, "push", scheduled.path, "--repo", REPO, "--to-folder", out)
         assert code == 2
         assert "learning_rate holds the function" in printed.err
         assert not out.exists()

@@ -141,6 +141,12 @@ class TestContent:
         assert "Go on from step 400" in page
         assert commands(page)[1] == ["td3x", "train", "--resume", str(copy)]
 
+    def test_a_large_film_is_left_out_and_said_to_be(self, unfinished, monkeypatch):
+        monkeypatch.setattr(report, "MOST_FILM", len(FILM) - 1)
+        page = report.render(unfinished)
+        assert "The film is larger than 0 MB and was left out" in page
+        assert not any(url.startswith("data:video") for url in Parts(page).urls())
+
     def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, capfd, monkeypatch):
         (tmp_path / "run").mkdir()
         shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")

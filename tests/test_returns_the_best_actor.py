@@ -58,11 +58,23 @@ def trained(env=None, steps=120, watch=None, **kwargs):
     return model(env or Monitor(LineEnv()), **arguments).learn(steps, watch)
 
 
-def test_a_window_that_is_switched_off_and_on_again_adds_no_parts_of_episodes():
-    class Ones(gym.RewardWrapper):
-        def reward(self, reward):
-            return 1.0
+class Ones(gym.RewardWrapper):
+    def reward(self, reward):
+        return 1.0
 
+
+def test_a_window_that_load_switches_off_adds_no_parts_of_episodes_later(tmp_path):
+    model(Ones(LineEnv(length=10)), best_actor_window=1, learning_starts=0).learn(18).save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", env=Ones(LineEnv(length=10)), best_actor_window=None)
+    assert loaded.best_actor_return == 10
+    loaded.learn(5, reset_num_timesteps=False)
+    loaded.best_actor_window = 1
+    loaded._best.score = -np.inf
+    loaded.learn(20, reset_num_timesteps=False)
+    assert loaded.best_actor_return == 10
+
+
+def test_a_window_that_is_switched_off_and_on_again_adds_no_parts_of_episodes():
     algorithm = model(Ones(LineEnv(length=10)), best_actor_window=1, learning_starts=0).learn(18)
     assert algorithm.best_actor_return == 10
     algorithm.best_actor_window = None
@@ -108,6 +120,15 @@ def test_it_is_the_slow_twins_choice(window, n_envs):
     else:
         assert largest_difference(states(algorithm.best_actor), actor) == 0
         assert largest_difference(states(algorithm.actor), actor) > 0
+
+
+def test_returns_are_those_before_normalisation():
+    watch = Episodes(learning_starts=30)
+    env = VecNormalize(DummyVecEnv([lambda: Monitor(LineEnv())]), clip_reward=0.1)
+    algorithm = trained(env, 200, watch, best_actor_window=2)
+    score, actor = best_window(watch.ended, 2)
+    assert algorithm.best_actor_return == pytest.approx(score, abs=1e-5)
+    assert largest_difference(states(algorithm.best_actor), actor) == 0
 
 
 def test_environments_that_write_into_the_same_array_at_every_step_are_understood():

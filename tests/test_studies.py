@@ -3,6 +3,8 @@
 import csv
 import io
 import os
+import re
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -17,12 +19,13 @@ from sb3_td3x import experiment, scores
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.curves import figure
+from sb3_td3x.lock import RunLock
 from sb3_td3x.rundir import RunDir
 from sb3_td3x.scores import TABLE_COLUMNS
 from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.runners import Outcome
-from sb3_td3x.study.watch import progress
+from sb3_td3x.study.watch import Progress, progress
 from tests.commands import called, td3x
 from tests.studies import SHORT, made, nodes, saved_steps, study, tables
 
@@ -51,6 +54,18 @@ class TestFile:
         assert entry["learning_rate"] == 7e-4
         assert entry["policy_kwargs"] == {"net_arch": [64, 32], "activation_fn": "ELU"}
         assert entry["train_freq"] == [1, "episode"]
+
+    def test_whole_mappings_come_before_their_parts_in_whatever_order_they_stand(self, tmp_path):
+        both = {"policy_kwargs": {"net_arch": [8]}, "policy_kwargs.n_critics": 1}
+        entries = [
+            attempt.experiment_of(study(tmp_path / "s.yml", seeds=[0], overrides=dict(order))[0]).hyperparameters()
+            for order in (both.items(), reversed(both.items()))
+        ]
+        assert entries[0]["policy_kwargs"] == entries[1]["policy_kwargs"] == {"net_arch": [8], "n_critics": 1}
+
+    def test_runs_are_on_the_cpu_unless_the_file_says_otherwise(self, tmp_path):
+        assert attempt.experiment_of(study(tmp_path / "s.yml")[0]).device == "cpu"
+        assert attempt.experiment_of(study(tmp_path / "s.yml", device="auto")[0]).device == "auto"
 
     def test_numbers_are_written_as_for_the_command(self, tmp_path):
         text = "steps: 1e5\neval_freq: 2.5e3\nsave_freq: 1e4\nn_envs: 2\nthreads: 1e0\nseeds: [1e1]\n"
@@ -120,6 +135,28 @@ class TestFile:
             (tmp_path / "bad.yml").write_text(content)
         code, printed = called(monkeypatch, capfd, "study", tmp_path / "bad.yml")
         assert (code, printed.count("\n")) == (2, 1)
+
+    @pytest.mark.parametrize(("jobs", "cores"), [(1, 2), (3, 6), (None, 10)])
+    def test_a_cluster_on_this_machine_has_the_cores_that_its_runs_take(self, jobs, cores, monkeypatch):
+        ray, asked = pytest.importorskip("ray"), []
+
+        def init(address, **options):
+            asked.append((address, options["num_cpus"]))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ray, "init", init)
+        monkeypatch.setattr(runners, "jobs_here", lambda threads: 10 // threads)
+        with pytest.raises(KeyboardInterrupt):
+            list(runners.on_ray("local", jobs, threads=2)(bool, []))
+        assert asked == [("local", cores)]
+
+    def test_nodes_that_are_all_too_small_are_said_to_be(self, recwarn):
+        small, gone, large = ({"Alive": n != 1, "Resources": {"CPU": float(cpu)}} for n, cpu in enumerate((1, 8, 4)))
+        runners._warn_of_small_nodes([small, large], 4)
+        assert not recwarn
+        for nodes_there in ([small, gone], []):
+            with pytest.warns(UserWarning, match="no node of the cluster has the 4 cores of a run"):
+                runners._warn_of_small_nodes(nodes_there, 4)
 
     def test_options_of_one_runner_are_refused_by_the_other(self):
         with pytest.raises(ValueError, match="--jobs is for this machine"):
@@ -191,6 +228,20 @@ class TestResults:
         assert rows[0] == ",".join(TABLE_COLUMNS)
         assert rows[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
 
+    def test_a_finished_run_whose_folder_was_removed_keeps_its_line(self, finished, tmp_path):
+        path, runs, _ = finished
+        shutil.copytree(path / "returns", tmp_path / "returns")
+        folder = StudyFolder.at(tmp_path)
+        folder.write_summary(runs, tmp_path / "summary.csv")
+        StudyFolder.at(path).write_summary(runs, path / "summary.csv")
+        assert (tmp_path / "summary.csv").read_text() == (path / "summary.csv").read_text()
+        assert progress(runs[0], folder) == progress(runs[0], StudyFolder.at(path))
+        attempt.check(runs, folder)
+        for steps in (900, 200):
+            changed = study(tmp_path / "s.yml", steps=steps)
+            with pytest.raises(ValueError, match=rf"{runs[0].name}.csv has 450 steps, not {steps}: .* remove that table"):
+                attempt.check(changed, folder)
+
     def test_a_finished_run_is_never_repeated(self, finished):
         path, runs, _ = finished
         assert made(runs, path) == {}
@@ -223,6 +274,18 @@ class TestResults:
         assert printed.startswith("1 failed, 1 waiting, 4 done")
         assert printed.count("450/450") == 4
         assert table.line(Outcome(failed, False, "no luck")).endswith("failed at 0 of 450 steps, no score yet")
+
+    def test_a_run_under_way_has_the_steps_and_the_rate_of_its_log(self, tmp_path):
+        (run,) = study(tmp_path / "s.yml", seeds=[0])
+        folder = StudyFolder.at(tmp_path)
+        folder.run(run).mkdir(parents=True)
+        (folder.run(run) / "progress.csv").write_text("time/fps,time/total_timesteps\n31,120\n,\n32,240\n33")
+        with RunLock(folder.run(run)):
+            assert progress(run, folder) == Progress("running", 240, 32.0)
+            console = Console(width=100, file=io.StringIO())
+            console.print(RunsTable([run], folder).render())
+        assert re.search(r"1 running.*240/450 .* 32 .* running", console.file.getvalue(), re.DOTALL)
+        assert progress(run, folder).state == "waiting"
 
 
 class TestGoingOn:
@@ -269,6 +332,9 @@ class TestGoingOn:
             attempt.check(changed, StudyFolder.at(tmp_path))
         reordered = dict(reversed(SHORT["overrides"].items()))
         attempt.check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), StudyFolder.at(tmp_path))
+        inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}
+        with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
+            attempt.check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), StudyFolder.at(tmp_path))
 
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
         def train(run, path):

@@ -7,13 +7,14 @@ import re
 import signal
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
-from sb3_td3x.errors import RunLockedError
+from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.lock import STALE_SECONDS, RunLock, is_held
 from sb3_td3x.signals import stopping_on_signal
-from sb3_td3x.study import runners
+from sb3_td3x.study import attempt, runners
 from sb3_td3x.study.folder import StudyFolder
 from tests.commands import called, start, td3x
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
@@ -54,11 +55,20 @@ class TestWorkers:
         assert [attempts(path, run) for run in runs] == [[0, 200]] * 2
         assert tables(path) == whole
 
+    def test_a_run_whose_environment_died_goes_on(self, tmp_path):
+        """On a cluster and here alike."""
+        runs = study(tmp_path / "s.yml", seeds=[0])
+        (outcome,) = made(runs, tmp_path, runners.local(1), train_after_a_death).values()
+        assert outcome.is_finished
+        log = (StudyFolder.at(tmp_path).run(runs[0]) / "output.log").read_text()
+        assert log.count("process of environment 3 ended for once") == 1
+        assert len(attempts(tmp_path, runs[0])) == 1
+
     def test_a_process_that_is_killed_again_and_again_is_given_up(self, tmp_path, monkeypatch):
         monkeypatch.setattr(runners, "RETRIES", 1)
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
-        assert outcome.error == "its process ended 2 times, at last with -9"
+        assert outcome.error == "it was lost 2 times; at last its process ended with -9"
 
     def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path, monkeypatch):
         monkeypatch.setattr(runners, "LINGER_SECONDS", 0.1)
@@ -70,6 +80,12 @@ def leaving_a_thread(run, path):
     threading.Thread(target=time.sleep, args=(1e6,)).start()
     path.joinpath("scores.csv").write_text("")
     return True
+
+
+def train_after_a_death(run, path):
+    if (path / "output.log").read_text().count("process") < 2:
+        raise EnvironmentDiedError([3], "ended for once")
+    return attempt.train_td3x(run, path)
 
 
 def killed(run, path):
@@ -107,6 +123,19 @@ class TestNodes:
         os.utime(folder / "lock", times=(time.time() - STALE_SECONDS + 2,) * 2)
         assert is_held(folder)
         assert made(runs, tmp_path)[run.name].is_finished
+
+    def test_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
+        """As one that saves its last checkpoint while the study is begun again."""
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        folder = StudyFolder.at(tmp_path).run(run)
+        folder.mkdir(parents=True)
+        with ExitStack() as held:
+            held.enter_context(RunLock(folder))
+            leaves = threading.Timer(1, held.close)
+            leaves.start()
+            outcomes = made(runs, tmp_path)
+            leaves.join()
+        assert outcomes[run.name].is_finished
 
 
 def told(connection):

@@ -11,6 +11,8 @@ import typer
 from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, report, study, train
 from sb3_td3x.version import __version__
 
+LIBRARIES_OF_WRAPPERS = ("gymnasium.wrappers.", "stable_baselines3.", "sb3_td3x.")
+
 app = typer.Typer(
     help="Train, watch and compare TD3X agents.",
     no_args_is_help=True,
@@ -62,8 +64,16 @@ def main() -> None:
 def _can_be_mended(error: Exception) -> bool:
     """By the user: bad input, a place that cannot be written, or a simulator or drawing library that is not installed."""
     gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
-    not_installed = () if gymnasium is None else (gymnasium.error.DependencyNotInstalled,)
-    return isinstance(error, (ValueError, OSError, *not_installed))
+    if gymnasium is not None and isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return True
+    return isinstance(error, (ValueError, OSError)) and (gymnasium is None or not _is_of(gymnasium.Env, error))
+
+
+def _is_of(env_class: type, error: Exception) -> bool:
+    """Whether an environment's own code raised it; wrappers write files and refuse input, as the rest of a library does."""
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    environments = [one for one in callers if isinstance(one, env_class)]
+    return bool(environments) and not type(environments[-1]).__module__.startswith(LIBRARIES_OF_WRAPPERS)
 
 
 def fail(error: Exception) -> int:

@@ -1,6 +1,5 @@
 """``td3x study``: all runs of a study file, on this machine or on a Ray cluster, with a live table."""
 
-import os
 import signal
 from collections import Counter
 from contextlib import closing, nullcontext
@@ -66,8 +65,7 @@ def _runner(ray: str | None, jobs: int | None, threads: int) -> "Runner":
 
     if ray is not None:
         return runners.on_ray(ray, jobs, threads)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return runners.local(jobs or max(cores // threads, 1))
+    return runners.local(jobs or runners.jobs_here(threads))
 
 
 def _report(console: Console, table: "RunsTable", summary: Path) -> None:

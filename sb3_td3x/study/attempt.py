@@ -6,8 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from sb3_td3x import environments, experiment, presets
 from sb3_td3x.checkpoint import Store
@@ -65,7 +66,8 @@ def experiment_of(run: StudyRun) -> Experiment:
     overrides = options.pop("overrides", {})
     if not isinstance(overrides, dict):
         raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
-    assignments = tuple(f"{key}={presets.written(value)}" for key, value in overrides.items())
+    whole_first = sorted(overrides.items(), key=lambda one: "." in str(one[0]))  # then parts, such as policy_kwargs.n_critics
+    assignments = tuple(f"{key}={presets.written(value)}" for key, value in whole_first)
     return Experiment(run.env, seed=run.seed, setting=run.setting, overrides=assignments, **options)
 
 
@@ -78,29 +80,36 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
     for run in runs:
         try:
             experiment.check(experiment_of(run))
-            if Store(RunDir(folder.run(run), run.env).checkpoints).checkpoints():
-                _require_same(run, folder)
+            _require_same(run, folder)
         except ValueError as error:
             raise ValueError(f"{run.setting}, {run.env}: {error}") from error
 
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
-    if difference := _difference(run, folder.run(run)):
-        table = f" and its table {folder.table(run)}" if folder.is_finished(run) else ""
-        raise ValueError(f"{difference}: take another --out, or remove that folder{table}")
+    path, table = folder.run(run), folder.table(run)
+    if Store(RunDir(path, run.env).checkpoints).checkpoints():
+        if difference := _difference(run, path):
+            also = f" and its table {table}" if folder.is_finished(run) else ""
+            raise ValueError(f"{difference}: take another --out, or remove that folder{also}")
+    elif folder.is_finished(run):  # its folder was removed
+        wanted, made = experiment_of(run), int(folder.scores(run)[-1]["timesteps"])
+        asked = wanted.hyperparameters()["n_timesteps"]
+        if not asked <= made <= asked + wanted.eval_freq:  # the last episode, or the environments side by side, make more
+            raise ValueError(f"{table} has {made} steps, not {asked}: take another --out, or remove that table")
 
 
 def _difference(run: StudyRun, path: Path) -> str | None:
-    """What a run was begun with that is another now; the order of overrides is no difference."""
-    begun = Experiment.of_arguments(RunDir.open(path))
-    begun = replace(begun, overrides=tuple(sorted(begun.overrides)))
-    wanted = experiment_of(run)
-    wanted = replace(wanted, out=begun.out, overrides=tuple(sorted(wanted.overrides)))
-    for one in fields(Experiment):
-        was, is_now = getattr(begun, one.name), getattr(wanted, one.name)
-        if was != is_now:
-            return f"{path} was begun with {one.name} {was}, not {is_now}"
+    """What a run was begun with that is another now; overrides are compared by what they make of the preset."""
+    begun, wanted = _made_from(Experiment.of_arguments(RunDir.open(path))), _made_from(experiment_of(run))
+    for name in {**begun, **wanted}:
+        if begun.get(name) != wanted.get(name):
+            return f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}"
     return None
+
+
+def _made_from(experiment: Experiment) -> dict[str, Any]:
+    own = {one.name: getattr(experiment, one.name) for one in fields(experiment) if one.name not in ("out", "overrides")}
+    return own | experiment.hyperparameters()
 
 
 def _wait_for(folder: Path) -> None:

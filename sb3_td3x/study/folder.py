@@ -43,18 +43,19 @@ class StudyFolder:
     def finish(self, run: StudyRun) -> None:
         """Write the run's table from its scores."""
         self.tables.mkdir(parents=True, exist_ok=True)
-        rows = ({**_named(run), **row} for row in scores(self.run(run)))
-        files.write(self.table(run), _csv(rows))
+        files.write(self.table(run), _csv({**_named(run), **row} for row in _rows(self.run(run) / SCORES)))
+
+    def scores(self, run: StudyRun) -> list[dict[str, str]]:
+        """A row per evaluation so far; those of a finished run stay when its folder is removed."""
+        return _rows(self.table(run) if self.is_finished(run) else self.run(run) / SCORES)
 
     def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
         """The last score of every run that has one, finished or not: a line per run."""
-        last = ({**_named(run), **row} for run in runs for row in scores(self.run(run))[-1:])
+        last = ({**_named(run), **row} for run in runs for row in self.scores(run)[-1:])
         files.write(path, _csv(last))
 
 
-def scores(run_folder: Path) -> list[dict[str, str]]:
-    """A row per evaluation so far."""
-    path = run_folder / SCORES
+def _rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 

@@ -2,7 +2,8 @@
 Where runs are made: processes on this machine, or a Ray cluster.
 
 A runner takes a function, which makes one run and returns whether it is finished, and the runs. It gives an outcome as each
-run ends. A run whose process or machine is lost is made again. Closing it tells the runs under way to stop and waits for them.
+run ends. A run whose process, environment's process or machine is lost is made again. Closing it tells the runs under way to
+stop and waits for them.
 """
 
 import logging
@@ -11,19 +12,20 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.study.grid import StudyRun
 
 RETRIES = 5
-"""Times that a run's process or machine may be lost."""
+"""Times that a run's process, one of its environments' or its machine may be lost."""
 
 LONGEST_LINE = 2_000
 LINGER_SECONDS = 10
@@ -47,6 +49,14 @@ class Outcome:
 
 Function = Callable[[StudyRun], bool]
 Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
+
+
+class _Answer(NamedTuple):
+    """Of a process about its run; one that is lost, with its process or an environment's, can go on from its checkpoint."""
+
+    is_finished: bool
+    error: str = ""
+    is_lost: bool = False
 
 
 @dataclass
@@ -74,8 +84,8 @@ class _Attempt:
     def has_ended(self) -> bool:
         return self.receiver.poll() or not self.process.is_alive()
 
-    def end(self) -> tuple[tuple[bool, str] | None, int]:
-        """The answer, ``None`` for a process that was killed, and the process's exit code."""
+    def end(self) -> "_Answer":
+        """The answer; for a process that was killed, its exit code."""
         answer = None
         if self.receiver.poll():
             with suppress(EOFError):
@@ -84,7 +94,13 @@ class _Attempt:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        return answer, self.process.exitcode
+        return answer or _Answer(False, f"its process ended with {self.process.exitcode}", is_lost=True)
+
+
+def jobs_here(threads: int) -> int:
+    """As many runs at a time as this machine has cores for, of ``threads`` each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // threads, 1)
 
 
 def local(jobs: int) -> Runner:
@@ -101,13 +117,12 @@ def local(jobs: int) -> Runner:
                 connection.wait([sign for one in running for sign in one.signs])
                 for one in [one for one in running if one.has_ended()]:
                     running.remove(one)
-                    answer, code = one.end()
-                    if answer is not None:
-                        yield Outcome(one.run, *answer)
-                        continue
-                    lost[one.run] += 1  # it was killed
-                    if lost[one.run] > RETRIES:
-                        yield Outcome(one.run, False, f"its process ended {lost[one.run]} times, at last with {code}")
+                    answer = one.end()
+                    lost[one.run] += answer.is_lost
+                    if not answer.is_lost:
+                        yield Outcome(one.run, answer.is_finished, answer.error)
+                    elif lost[one.run] > RETRIES:
+                        yield Outcome(one.run, False, f"it was lost {lost[one.run]} times; at last {answer.error}")
                     else:
                         waiting.insert(0, one.run)
         finally:
@@ -123,7 +138,7 @@ def local(jobs: int) -> Runner:
 def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     """
     :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
-    :param jobs: cores of a local cluster; ``None`` takes all. A running one has its own
+    :param jobs: runs at a time of a local cluster; ``None`` takes all cores. A running one has its own
     :param threads: cores that a run takes
     :raises ValueError: if Ray is not installed, or nobody answers at the address
     """
@@ -136,8 +151,11 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
         import ray
 
-        own: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+        own: dict[str, Any] = {}
+        if address == "local":
+            own = {"num_cpus": (jobs or jobs_here(threads)) * threads, "include_dashboard": False}
         with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own):
+            _warn_of_small_nodes(ray.nodes(), threads)
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(lambda run: function(run))
             pending = {task.remote(run): run for run in runs}
@@ -151,6 +169,12 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
                 ray.wait(list(pending), num_returns=len(pending))
 
     return runner
+
+
+def _warn_of_small_nodes(nodes: Sequence[Mapping[str, Any]], threads: int) -> None:
+    """Ray waits without a word for a node that is large enough; a cluster that grows may yet get one."""
+    if max((node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]), default=0) < threads:
+        warnings.warn(f"no node of the cluster has the {threads} cores of a run: runs wait until one joins", stacklevel=2)
 
 
 def _require_answer(address: str) -> None:
@@ -191,11 +215,11 @@ def _in_process(function: Function, run: StudyRun, sender: connection.Connection
     """What a local run's process does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        ended = function(run), ""
+        answer = _Answer(function(run))
     except Exception as error:
-        ended = False, _line(error)
+        answer = _Answer(False, _line(error), is_lost=isinstance(error, EnvironmentDiedError))
     with suppress(BrokenPipeError):  # the study was killed
-        sender.send(ended)
+        sender.send(answer)
 
 
 def _end_with_parent() -> None:

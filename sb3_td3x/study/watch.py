@@ -7,7 +7,7 @@ from pathlib import Path
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.lock import is_held
 from sb3_td3x.rundir import RunDir
-from sb3_td3x.study.folder import StudyFolder, scores
+from sb3_td3x.study.folder import StudyFolder
 from sb3_td3x.study.grid import StudyRun
 
 
@@ -29,7 +29,7 @@ class Progress:
 def progress(run: StudyRun, folder: StudyFolder) -> Progress:
     """How far a run is, whichever machine makes it."""
     place = RunDir(folder.run(run), run.env)
-    last = scores(place.path)[-1:]
+    last = folder.scores(run)[-1:]
     evaluated = int(last[0]["timesteps"]) if last else 0
     score = float(last[0]["mean_return"]) if last else None
     if folder.is_finished(run):

@@ -104,7 +104,7 @@ def test_notebooks(path, tmp_path):
     notebook.cells.remove(code[0])
     for cell in code:
         cell.source = with_few_steps(cell.source)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(output.get("text", "") for cell in code for output in cell.get("outputs", []))
     assert "return" in printed
     assert (tmp_path / "pendulum.zip").exists()

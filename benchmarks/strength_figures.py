@@ -15,15 +15,13 @@ from sb3_td3x.iqm import interquartile_mean
 
 
 class SideBySide(NamedTuple):
-    """Two runs that were made at the same time, each on a core of one machine."""
+    """Runs that were begun together, each on a core of one machine: method and seed, SB3's TD3 first."""
 
     env: str
-    sb3_seed: int
-    td3x: tuple[str, str]
-    td3x_seed: int
+    runs: tuple[tuple[tuple[str, str], int], ...]
 
 
-DEFAULT, EMBEDDED = ("td3x", "default"), ("td3x", "embeddings")
+DEFAULT, EMBEDDED, SB3_TD3 = ("td3x", "default"), ("td3x", "embeddings"), ("sb3_td3", "zoo")
 METHODS = {
     DEFAULT: ("TD3X", "#1f5fa8"),
     EMBEDDED: ("the same with embeddings", "#a06cc0"),
@@ -31,7 +29,7 @@ METHODS = {
     ("td3x", "q25-tau0.02"): ("the same, constant learning rate", "#5fb0d0"),
     ("td3x", "scalar-compiled"): ("the same, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
-    ("sb3_td3", "zoo"): ("SB3 TD3, rl-zoo3's settings", "#777777"),
+    SB3_TD3: ("SB3 TD3, rl-zoo3's settings", "#777777"),
     ("sb3_tqc", "zoo"): ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
 }
 ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
@@ -51,7 +49,7 @@ OTHERS = {
     "Hopper-v5": "2410 at 300k, as the authors' TD3 on v1",
 }
 """Tasks beside PyBullet's, and what was aimed at."""
-BESIDE = SideBySide("HalfCheetahBulletEnv-v0", 0, DEFAULT, 2)
+BESIDE = SideBySide("HalfCheetahBulletEnv-v0", ((SB3_TD3, 0), (DEFAULT, 2)))
 LAST = 100_000
 SMOOTH = 5  # evaluations in the curves' running mean
 
@@ -70,7 +68,7 @@ def _methods(found: Runs) -> dict[tuple[str, str], tuple[str, str]]:
 def results_table(found: Runs) -> str:
     """The mean of the last 100,000 steps per method that has run and environment, over the seeds, as Markdown."""
     lines = [
-        "| 500,000 steps | " + " | ".join(env.removesuffix("BulletEnv-v0") for env in ENVIRONMENTS) + " |",
+        "| 500,000 steps | " + " | ".join(_short(env) for env in ENVIRONMENTS) + " |",
         "|---" * 5 + "|",
     ]
     for method, (label, _) in _methods(found).items():
@@ -96,7 +94,7 @@ def milestones_table(found: Runs) -> str:
         for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
             if members := reported(found, method, env):
                 cells = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
-                lines.append(f"| {METHODS[method][0]}, {env.removesuffix('BulletEnv-v0')} | {' | '.join(cells)} |")
+                lines.append(f"| {METHODS[method][0]}, {_short(env)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -111,39 +109,56 @@ def beside_table(found: Runs) -> str:
     Steps and minutes to the score that SB3's TD3 has at its end (the mean of its last 100,000 steps), of SB3's run and of one
     of TD3X that ran at the same time on the machine's other core, as Markdown.
     """
-    sb3 = _of_seed(reported(found, ("sb3_td3", "zoo"), BESIDE.env), BESIDE.sb3_seed)
-    own = _of_seed(reported(found, BESIDE.td3x, BESIDE.env), BESIDE.td3x_seed)
-    level = last(sb3, LAST)
-    lines = [f"| {BESIDE.env.removesuffix('BulletEnv-v0')} | thousand steps to {level:.0f} | minutes to {level:.0f} "
+    members = _side_by_side(found)
+    level = last(members[0][1], LAST)
+    lines = [f"| {_short(BESIDE.env)} | thousand steps to {level:.0f} | minutes to {level:.0f} "
              "| minutes for 500,000 steps | mean of the last 100,000 |", "|---" * 5 + "|"]  # fmt: skip
-    own_label = METHODS[BESIDE.td3x][0]
-    for label, run in ((f"SB3 TD3, seed {BESIDE.sb3_seed}", sb3), (f"{own_label}, seed {BESIDE.td3x_seed}", own)):
+    for method, run in members:
         first = SMOOTH - 1 + int(np.argmax(_smoothed(run) > level))
         steps, minutes = run["timesteps"][first] / 1000, run["wall_seconds"][first] / 60
         end = f"{run['wall_seconds'][-1] / 60:.0f} | {last(run, LAST):.0f}"
-        lines.append(f"| {label} | {steps:.0f} | {minutes:.0f} | {end} |")
+        lines.append(f"| {METHODS[method][0]}, seed {int(run['seed'][0])} | {steps:.0f} | {minutes:.0f} | {end} |")
     return "\n".join(lines)
 
 
-def _of_seed(members: list[dict[str, np.ndarray]], seed: int) -> dict[str, np.ndarray]:
-    return next(run for run in members if run["seed"][0] == seed)
+def _side_by_side(found: Runs) -> list[tuple[tuple[str, str], dict[str, np.ndarray]]]:
+    """Method and run of those in ``BESIDE``."""
+    return [
+        (method, next(run for run in reported(found, method, BESIDE.env) if run["seed"][0] == seed))
+        for method, seed in BESIDE.runs
+    ]
+
+
+def _short(environment: str) -> str:
+    return environment.removesuffix("BulletEnv-v0")
 
 
 def iqm_table(found: Runs) -> str:
     """
-    The interquartile mean over environments and seeds with rliable's interval, as a multiple of published agents, with and
-    without embeddings where all environments have been run, as Markdown.
+    The interquartile mean over environments and seeds with rliable's interval, as Markdown: as a multiple of published agents,
+    with and without embeddings where all environments have been run, and of the mean of SB3's TD3 where it has been run more
+    than once, which has an interval too.
     """
     lines = ["| as a multiple of | method, seeds of each task | interquartile mean | 95 % interval |", "|---" * 4 + "|"]
     for method in (DEFAULT, EMBEDDED):
-        members = [reported(found, method, env) for env in ENVIRONMENTS]
-        if seeds := min(map(len, members)):
-            scores = np.array([[last(run, LAST) for run in runs[:seeds]] for runs in members]).T
+        if all(reported(found, method, env) for env in ENVIRONMENTS):
             for label, values in ZOO_AGENTS.items():
-                mean, low, high = (float(one[0]) for one in interquartile_mean((scores / values)[..., None]))
-                what = f"{label}, rl-zoo's published agents (1 seed) | {METHODS[method][0]}, {seeds}"
-                lines.append(f"| {what} | {mean:.2f} | {low:.2f} to {high:.2f} |")
+                lines.append(_iqm_row(found, method, f"{label}, rl-zoo's published agents (1 seed)", ENVIRONMENTS, values))
+    ours = {env: [last(run, LAST) for run in reported(found, SB3_TD3, env)] for env in ENVIRONMENTS}
+    means = {env: float(np.mean(scores)) for env, scores in ours.items() if len(scores) > 1}
+    for method in (DEFAULT, SB3_TD3) if means else ():
+        where = f"{METHODS[SB3_TD3][0]}, run here ({' and '.join(map(_short, means))})"
+        lines.append(_iqm_row(found, method, where, tuple(means), tuple(means.values())))
     return "\n".join(lines)
+
+
+def _iqm_row(found: Runs, method: tuple[str, str], label: str, environments: Sequence[str], units: Sequence[float]) -> str:
+    """Of as many seeds as each environment has, with a score of ``units`` as 1."""
+    members = [reported(found, method, env) for env in environments]
+    seeds = min(map(len, members))
+    scores = np.array([[last(run, LAST) for run in runs[:seeds]] for runs in members]).T / units
+    mean, low, high = (float(one[0]) for one in interquartile_mean(scores[..., None]))
+    return f"| {label} | {METHODS[method][0].partition(',')[0]}, {seeds} | {mean:.2f} | {low:.2f} to {high:.2f} |"
 
 
 def _cell(values: list[float]) -> str:
@@ -203,45 +218,43 @@ def _mean_and_spread(returns: list[float] | None) -> str:
 
 
 def draw(found: Runs, out: Path) -> None:
-    """Learning curves, one row per environment that has runs, over steps (left) and over minutes (right)."""
-    methods = _methods(found)
-    environments = [env for env in ENVIRONMENTS if any(reported(found, method, env) for method in methods)]
-    figure = Figure(figsize=(9, 2.6 * len(environments) + 1), dpi=110, layout="constrained")
-    grid = figure.subplots(len(environments), 2, squeeze=False, sharey="row")
-    for row, env in zip(grid, environments, strict=True):
-        for method, (_, colour) in methods.items():
-            if members := reported(found, method, env):
-                _draw_method(row, members, colour)
-        for label, values in ZOO_AGENTS.items():
-            for axes in row:
-                axes.axhline(values[ENVIRONMENTS.index(env)], color=GREY, linewidth=1, linestyle=ZOO_STYLES[label])
-        row[0].set_ylabel("return per episode")
-        row[0].set_title(env, fontsize=11, loc="left")
-        for axes in row:
-            axes.set(xlim=(0, None), ylim=(0, None))
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-    for axes, name in zip(grid[-1], ("thousand environment steps", "minutes"), strict=True):
-        axes.set_xlabel(name)
-    curves = [Line2D([], [], color=colour, label=label) for label, colour in methods.values()]
+    """Learning curves over steps, one panel per environment, and over minutes of the runs made side by side."""
+    figure = Figure(figsize=(9, 10), dpi=110, layout="constrained")
+    panels = figure.subplot_mosaic([list(ENVIRONMENTS[:2]), list(ENVIRONMENTS[2:]), ["minutes", "minutes"]])
+    for env, agents in zip(ENVIRONMENTS, zip(*ZOO_AGENTS.values(), strict=True), strict=True):
+        _draw_steps(panels[env], found, env)
+        _frame(panels[env], env, agents, "thousand environment steps")
+    for method, run in _side_by_side(found):
+        panels["minutes"].plot(run["wall_seconds"][SMOOTH - 1 :] / 60, _smoothed(run), color=METHODS[method][1], linewidth=1.8)
+    at = ENVIRONMENTS.index(BESIDE.env)
+    agents = [values[at] for values in ZOO_AGENTS.values()]
+    _frame(panels["minutes"], f"{BESIDE.env}, begun together on one machine", agents, "minutes")
+    curves = [Line2D([], [], color=colour, label=label) for label, colour in _methods(found).values()]
     levels = [Line2D([], [], color=GREY, linestyle=style, label=f"{label}, rl-zoo's published agent: mean of 400k to 500k")
               for label, style in ZOO_STYLES.items()]  # fmt: skip
     figure.legend(handles=[*curves, *levels], loc="outside upper left", ncols=2, frameon=False, fontsize=8)
     figure.savefig(out)
 
 
-def _draw_method(row: Sequence[Axes], members: list[dict[str, np.ndarray]], colour: str) -> None:
-    """Over steps and minutes: each seed (pale) and the mean over seeds, of the mean of the last ``SMOOTH`` evaluations."""
-    scores = [_smoothed(run) for run in members]
-    steps = members[0]["timesteps"][SMOOTH - 1 :] / 1000
-    minutes = [run["wall_seconds"][SMOOTH - 1 :] / 60 for run in members]
-    if len(members) > 1:
-        for own, times in zip(scores, minutes, strict=True):
-            for axes, x in zip(row, (steps, times), strict=True):
-                axes.plot(x, own, color=colour, linewidth=0.8, alpha=0.35)
-    # The median, because a run that waited for hours says nothing about the others
-    for axes, x in zip(row, (steps, np.median(minutes, axis=0)), strict=True):
-        axes.plot(x, np.mean(scores, axis=0), color=colour, linewidth=1.8)
+def _draw_steps(axes: Axes, found: Runs, environment: str) -> None:
+    """Of each method each seed (pale) and the mean over seeds, of the mean of the last ``SMOOTH`` evaluations."""
+    for method, (_, colour) in _methods(found).items():
+        if members := reported(found, method, environment):
+            scores = [_smoothed(run) for run in members]
+            steps = members[0]["timesteps"][SMOOTH - 1 :] / 1000
+            if len(members) > 1:
+                axes.plot(steps, np.transpose(scores), color=colour, linewidth=0.8, alpha=0.35)
+            axes.plot(steps, np.mean(scores, axis=0), color=colour, linewidth=1.8)
+
+
+def _frame(axes: Axes, title: str, agents: Sequence[float], over: str) -> None:
+    """Title, labels and the levels of rl-zoo's agents, in the order of ``ZOO_AGENTS``."""
+    for value, style in zip(agents, ZOO_STYLES.values(), strict=True):
+        axes.axhline(value, color=GREY, linewidth=1, linestyle=style)
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel=over, ylabel="return per episode")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:

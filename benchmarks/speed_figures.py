@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 BENCH = Path(__file__).parent / "results" / "bench"
+PROCESSORS = ("zen5", "intel")
 KEY_CASES = [(threads, batch) for threads in (1, 2) for batch in (100, 256)]
 COMPILED, BF16, FLOOR, SBX = "TD3X compiled", "TD3X compiled, bf16", "matrix products alone", "SBX TD3 (JAX)"
 ORDER = ("SB3 TD3", "eager, as the authors'", SBX, "TD3X plain", "TD3X plain, bf16", COMPILED, BF16, FLOOR)
@@ -150,9 +151,9 @@ def memory() -> str:
     return table(["MB", "before", "after", "the compiler's own peak"], body)
 
 
-def processor() -> str:
-    """What ``td3x bench`` measured on another processor."""
-    cases = [json.loads(path.read_text()) for path in BENCH.glob("*_batch-???.json")]
+def processor(prefix: str) -> str:
+    """What ``td3x bench`` measured on another processor, whose files begin with ``prefix``."""
+    cases = [json.loads(path.read_text()) for path in BENCH.glob(f"{prefix}_batch-???.json")]
     cases.sort(key=lambda one: one["case"]["batch_size"])
     names = [row["name"] for row in cases[0]["rows"]]
     rows = [{row["name"]: row for row in case["rows"]} for case in cases]
@@ -180,6 +181,8 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    for section in (updates, targets, growth, walker, recipe, processor, environments, memory):
+    for section in (updates, targets, growth, walker, recipe, environments, memory):
         fill(page, f"speed {section.__name__}", section())
+    for prefix in PROCESSORS:
+        fill(page, f"speed {prefix}", processor(prefix))
     draw(picture)

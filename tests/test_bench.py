@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from typer.testing import CliRunner
 
-from sb3_td3x import accelerate, cli, speed
+from sb3_td3x import accelerate, cli, precision, speed
 
 SMALL = speed.Case(batch_size=4, net_arch=(8, 6), observations=3, actions=2, buffer_size=50)
 
@@ -72,6 +72,22 @@ def test_the_floor_makes_every_product_of_the_update(monkeypatch):
     flops.clear()
     floor()
     assert sum(flops) == critics_step + actors_step
+
+
+@pytest.mark.parametrize("kernels", ["default", "onednn"])
+def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, monkeypatch):
+    used = []
+    real = th.mm
+
+    def mm(left, right, out):
+        used.append(th.backends.mkldnn.matmul.fp32_precision)
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(precision, "fastest_matrix_kernels", lambda: kernels)
+    monkeypatch.setattr(th, "mm", mm)
+    speed._matrix_products(SMALL, "cpu")()
+    assert set(used) == {"bf16" if kernels == "onednn" else "none"}
+    assert th.backends.mkldnn.matmul.fp32_precision == "none"
 
 
 def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):

@@ -18,7 +18,7 @@ import yaml
 from results import RETURNS, versions
 from stable_baselines3.common.noise import NormalActionNoise
 
-from sb3_td3x import environments
+from sb3_td3x import environments, precision
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
 from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.lock import RunLock
@@ -32,7 +32,7 @@ from sb3_td3x.study.grid import StudyRun
 FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs are not under version control
 SAVE_FREQ = 10_000
 ALGORITHMS = ("td3x", "sb3_td3", "sb3_tqc")
-SB3_OPTIONS = ("arguments", "noise_std")
+SB3_OPTIONS = ("arguments", "noise_std", "kernels")
 
 
 class Scores(Evaluation):
@@ -83,7 +83,8 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         model.set_logger(logs.configure(place.log))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
-        with stopping_on_signal(saving.save_and_stop):
+        kernels = precision.fastest_matrix_kernels() if options.get("kernels") == "fastest" else "default"
+        with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]
 

@@ -30,6 +30,7 @@ CHANGES = (
     Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
     Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
+    Change("TD3's critics, tau 0.005, batch 256, as rl-zoo3's TD3", "scalar-tau0.005-batch256", QUANTILES, "an option"),
     Change("TD3's critics, not quantiles, 256-256", SCALAR_256, QUANTILES_256, "an option"),
     Change("256-256, not 400-300", QUANTILES_256, QUANTILES, "an option"),
     Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),

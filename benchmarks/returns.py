@@ -24,6 +24,7 @@ from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.lock import RunLock
 from sb3_td3x.resumable import Resumable
 from sb3_td3x.rundir import RunDir
+from sb3_td3x.settings import one_of
 from sb3_td3x.signals import stopping_on_signal
 from sb3_td3x.study import attempt, driver, grid, runners
 from sb3_td3x.study.folder import StudyFolder
@@ -83,7 +84,9 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         model.set_logger(logs.configure(place.log))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
-        kernels = precision.fastest_matrix_kernels() if options.get("kernels") == "fastest" else "default"
+        asked = options.get("kernels", "default")
+        one_of("kernels", asked, ("default", "fastest"))
+        kernels = precision.fastest_matrix_kernels() if asked == "fastest" else "default"
         with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]

@@ -138,10 +138,12 @@ class TestDamaged:
         newer = '{"format": 99}'
         (folder / "newer").mkdir()
         (folder / "newer" / "manifest.json").write_text(f"{hashlib.sha256(newer.encode()).hexdigest()}\n{newer}\n")
+        segments = set((folder / "replay").iterdir())
         for leftover in (".td3x_20_steps.removed", ".td3x_90_steps.partial"):
             (folder / leftover).mkdir()
         save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["newer", "replay", "td3x_120_steps", "td3x_80_steps"]
+        assert segments < set((folder / "replay").iterdir()), "the newer one may need any of them"
 
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
     def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_gone_on_with(self, saved, tmp_path, name):
@@ -152,6 +154,16 @@ class TestDamaged:
         (folder / "td3x_120_steps").rename(tmp_path / "elsewhere")
         (folder / name).rename(folder / "td3x_80_steps")
         assert resume_run(folder, seeded()).num_timesteps == 80
+
+    @pytest.mark.parametrize("is_gone", [True, False])
+    def test_transitions_that_were_cleaned_away_or_cut_off_are_written_again_by_the_next_save(self, tmp_path, is_gone):
+        learner = model(seeded(), seed=1).learn(60)
+        save_run(learner, tmp_path)
+        for segment in (tmp_path / "replay").iterdir():
+            segment.unlink() if is_gone else segment.write_bytes(segment.read_bytes()[:-1])
+        save_run(learner.learn(40, reset_num_timesteps=False), tmp_path, keep_last=1)
+        resumed = resume_run(tmp_path, seeded())
+        assert np.array_equal(resumed.replay_buffer.observations, learner.replay_buffer.observations)
 
     @pytest.mark.parametrize("prefix", ["", "a b_80_steps"])
     def test_whatever_the_prefix_is_checkpoints_are_found_and_old_ones_removed(self, tmp_path, prefix):

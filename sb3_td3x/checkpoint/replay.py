@@ -58,7 +58,7 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     segments: list[dict[str, Any]] = []
-    if previous is not None and (segments := _kept(buffer, previous, new_rows)):
+    if previous is not None and (segments := _kept(buffer, folder, previous, new_rows)):
         added = previous["added"] + new_rows
     oldest = added - buffer.size()
     first = segments[-1]["last"] if segments else oldest
@@ -226,13 +226,18 @@ def _fingerprints(buffer: ReplayBuffer, first: int, last: int, oldest: int) -> d
     return {place: hashlib.sha256(row).hexdigest()[:8] for place, row in zip(numbers, rows, strict=True)}
 
 
-def _kept(buffer: ReplayBuffer, previous: dict[str, Any], new_rows: int) -> list[dict[str, Any]]:
-    """The segments of which the buffer still holds transitions; none if it does not hold what was saved."""
+def _kept(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows: int) -> list[dict[str, Any]]:
+    """
+    The segments of which the buffer still holds transitions; none if it does not hold what was saved, or a file has gone, as
+    where old files are cleaned up.
+    """
     kind, added = _kind(buffer), previous["added"] + new_rows
     if kind != {name: previous.get(name) for name in kind} or new_rows < 0 or added % buffer.buffer_size != buffer.pos:
         return []
     oldest = added - buffer.size()
     kept = [one for one in previous["segments"] if one["last"] > oldest]
+    if not all(files.has_its_size(folder / one["file"], one) for one in kept):
+        return []
     for one in kept:
         found = _fingerprints(buffer, one["first"], one["last"], oldest)
         if not found.items() <= dict(enumerate(one.get("prints") or ())).items():

@@ -175,14 +175,21 @@ class Store:
             for path in self._manifests():
                 if _unsealed(path) is None:  # not one of a newer format, which is whole
                     files.remove(path.parent)
-            kept = _readable(self.folder.glob(f"[!.]*/{MANIFEST}"))
-            needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
-            for path in self.segments.iterdir():
-                if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:
-                    path.unlink(missing_ok=True)
+            self._remove_unneeded_segments()
         for leftover in ("partial", "removed"):
             for hidden in self.folder.glob(f".*_steps*.{leftover}"):
                 shutil.rmtree(hidden, ignore_errors=True)
+
+    def _remove_unneeded_segments(self) -> None:
+        """None where a whole manifest cannot be read, as one of a newer format: nobody knows what it needs."""
+        whole = [path for path in self.folder.glob(f"[!.]*/{MANIFEST}") if _unsealed(path) is not None]
+        kept = _readable(whole)
+        if len(kept) < len(whole):
+            return
+        needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
+        for path in self.segments.iterdir():
+            if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:
+                path.unlink(missing_ok=True)
 
 
 def require_prefix(prefix: str) -> None:

@@ -13,6 +13,8 @@ from sb3_td3x.errors import CheckpointError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk, or its owner's share of it."""
+UNSUPPORTED = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What disks answer that cannot flush a folder, as those shared with a virtual machine."""
 
 
 def flush(path: Path) -> None:
@@ -22,6 +24,9 @@ def flush(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in UNSUPPORTED):
+            raise
     finally:
         os.close(handle)
 
@@ -93,6 +98,11 @@ def digest(path: Path) -> str:
 def describe(path: Path) -> dict[str, int | str]:
     """What ``check`` compares a file with."""
     return {"bytes": path.stat().st_size, "sha256": digest(path)}
+
+
+def has_its_size(path: Path, described: dict[str, int | str]) -> bool:
+    """Whether a file is there and as long as ``describe`` found it; ``check`` also reads it."""
+    return path.is_file() and path.stat().st_size == described["bytes"]
 
 
 def check(path: Path, described: dict[str, int | str]) -> None:

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,8 +120,8 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         innermost = None if env is None else env.unwrapped
         if not isinstance(innermost, SubprocVecEnv):
             raise
-        for process in innermost.processes:
-            process.join(timeout=1)  # its pipe closes a moment before it ends
+        # Its pipe closes a moment before it ends
+        connection.wait([process.sentinel for process in innermost.processes], timeout=1)
         dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
         if not dead:
             raise

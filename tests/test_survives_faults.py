@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -128,6 +129,24 @@ def fail_after(monkeypatch, number):
     monkeypatch.setattr(files, "flush", failing)
 
 
+def test_a_disk_that_cannot_flush_folders_holds_models_and_checkpoints(tmp_path, monkeypatch):
+    """As a folder that is shared with a virtual machine; of a file the same answer is an error."""
+
+    def fsync(handle, really=os.fsync):
+        if stat.S_ISDIR(os.fstat(handle).st_mode) or answers == [errno.EIO]:
+            raise OSError(answers[0], os.strerror(answers[0]))
+        really(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    learner, answers = model(seeded()).learn(20), [errno.EINVAL]
+    learner.save(tmp_path / "model")
+    save_run(learner, tmp_path)
+    assert resume_run(tmp_path, seeded()).num_timesteps == 20
+    answers[0] = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        learner.save(tmp_path / "model")
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file"):
@@ -187,6 +206,17 @@ class TestTheEnvironment:
         again = DummyVecEnv([LineEnv, LineEnv])
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, again).learn(200, resume=True).num_timesteps == 200
+
+    def test_of_many_processes_that_live_none_is_waited_for(self, monkeypatch):
+        env = SubprocVecEnv([LineEnv] * 4)
+        learner = model(env, gradient_steps=-1).learn(40)
+        env.processes[2].kill()
+        for process in env.processes:
+            monkeypatch.setattr(process, "join", lambda timeout=None: pytest.fail("a second for each that lives"))
+        with pytest.raises(EnvironmentDiedError, match="environment 2"):
+            learner.learn(40)
+        for process in env.processes:
+            process.kill()
 
     def test_a_process_that_is_dead_at_a_save_is_named_instead_of_the_disk(self, tmp_path):
         env = SubprocVecEnv([LineEnv, LineEnv])

@@ -6,6 +6,7 @@ by Inductor or captured as a CUDA graph. There is no mathematics in here.
 import functools
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from sb3_td3x.update import Losses, UpdateSettings
 PATHS = ("auto", "plain", "compiled", "cudagraph")
 # Compiling takes 25 s on two slow cores and then saves 1 to 2 ms per update
 WORTH_COMPILING = 20_000
+
+_COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+"""Which Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
 
 Program = Callable[..., Sequence[th.Tensor]]
 _MAKING = threading.Lock()
@@ -84,12 +88,12 @@ def _obstacle(path: str, policy: TD3Policy) -> str | None:
         if policy.device.type not in ("cpu", "cuda"):
             return f"compiling is not supported on {policy.device.type!r}"
         if policy.device.type == "cpu" and not _has_compiler():
-            return "there is no C++ compiler (install g++, or set CXX to another)"
+            return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another)"
     return None
 
 
 def _has_compiler() -> bool:
-    return _is_found(os.environ.get("CXX", "g++"), os.environ.get("PATH"))  # as Inductor looks for it
+    return _is_found(os.environ.get("CXX", _COMPILER), os.environ.get("PATH"))
 
 
 @functools.cache
@@ -331,7 +335,7 @@ class Accelerated(OffPolicyAlgorithm):
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         if reset_num_timesteps:
             self.update_path = None
-        self._choose_path(self._updates_ahead())
+        self._choose_path()
         return result
 
     def _updates_ahead(self) -> float:
@@ -344,9 +348,13 @@ class Accelerated(OffPolicyAlgorithm):
         frequency, unit = self.train_freq  # type: ignore[misc]
         return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
 
-    def _choose_path(self, planned_updates: float) -> None:
-        """Once per run; a run that goes on stays on its path."""
-        path, reason = choose(self.accelerate, self.policy, planned_updates, self.update_path)
+    def path_ahead(self) -> tuple[str, str]:
+        """The path for the steps that are planned, and the reason for it; a run that goes on stays on its path if it can."""
+        return choose(self.accelerate, self.policy, self._updates_ahead(), self.update_path)
+
+    def _choose_path(self) -> None:
+        """Once per run."""
+        path, reason = self.path_ahead()
         if path != self.update_path:
             self.logger.log(f"accelerate: {path} ({reason})")
         self.update_path = path

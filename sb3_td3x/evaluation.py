@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from sb3_td3x import files
+from sb3_td3x.lock import RunLock
 from sb3_td3x.replay import running
 from sb3_td3x.rundir import SCORE_COLUMNS, SCORES, RunDir
 
@@ -48,12 +49,16 @@ class Evaluation(EvalCallback):
     Also evaluates at the last step, and where a run is stopped before its first evaluation: it has a score then.
 
     Keeps a table of the scores, ``scores.csv`` beside ``evaluations.npz``, with the seconds of training up to each.
+
+    :param lock: of the run's folder; a process that has lost it, because it slept for instance, writes nothing more
+    :raises RunLockedError: if another process has the lock
     """
 
     resumable = ("seconds", "elapsed")
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, lock: RunLock | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.lock = lock
         self.seconds: list[float] = []
 
     @property
@@ -77,6 +82,8 @@ class Evaluation(EvalCallback):
         self._write_table()  # without what a lost process added after the checkpoint
 
     def _on_step(self) -> bool:
+        if self.lock is not None and self.n_calls % self.eval_freq == 0:
+            self.lock.require_ours()  # what SB3 writes at an evaluation would be the other process's
         goes_on = super()._on_step()
         if len(self.evaluations_timesteps) > len(self.seconds):
             self._write_table()

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import environments, files, presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
-from sb3_td3x.checkpoint.run import VERSIONS
+from sb3_td3x.checkpoint.rounding import VERSIONS
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.lock import RunLock, is_held, is_still_held
@@ -292,6 +292,7 @@ def train(
         callback_on_new_best=SaveNormalization(run.folder.best_normalization),
         callback_after_eval=AfterEvaluation(run.folder, on_evaluation),
         verbose=0,
+        lock=run.lock,
     )
     save_last = partial(_save_last, run)
     save_freq = max(run.experiment.save_freq // n_envs, 1)

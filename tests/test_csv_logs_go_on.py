@@ -1,6 +1,7 @@
 """The progress.csv of a run that goes on: no line is lost, none is there twice, whatever has happened to it."""
 
 import csv
+import os
 
 import numpy as np
 from stable_baselines3.common.callbacks import ConvertCallback
@@ -128,6 +129,17 @@ def test_has_its_header_after_a_kill_before_the_first_line_that_counts(tmp_path)
         logger.record("step", value)
         logger.dump()
     assert path.read_text() == "step\n2\n3\n"
+
+
+def test_may_be_on_another_drive_than_the_checkpoints(tmp_path, monkeypatch):
+    def relpath(path, start):
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    monkeypatch.setattr(os.path, "relpath", relpath)
+    learner = model(seeded())
+    learner.set_logger(logs.configure(tmp_path / "progress.csv"))
+    learner.learn(80)
+    assert logs.lengths(learner.logger, learner.env, tmp_path / "run")[str(tmp_path / "progress.csv")] == 2
 
 
 def test_is_known_under_any_name_of_its_folder(tmp_path):

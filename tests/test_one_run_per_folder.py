@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from sb3_td3x import lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
+from sb3_td3x.evaluation import Evaluation
 from sb3_td3x.experiment import Experiment, prepare
 from sb3_td3x.lock import RunLock
 from tests.resuming import seeded
@@ -104,6 +106,21 @@ class TestOneWriter:
                 learner.learn(40, saving, reset_num_timesteps=False)
         assert [one.steps for one in Store(tmp_path / "checkpoint").checkpoints()] == [20, 40]
         assert (tmp_path / "lock").exists()  # the other's
+
+    def test_a_process_that_has_lost_it_writes_no_more_scores_and_models(self, tmp_path):
+        with RunLock(tmp_path) as ours:
+            scored = Evaluation(
+                seeded(), eval_freq=20, n_eval_episodes=1, log_path=str(tmp_path), best_model_save_path=str(tmp_path),
+                verbose=0, warn=False, lock=ours,
+            )  # fmt: skip
+            learner = model(seeded()).learn(40, scored)
+            (tmp_path / "lock").write_text(json.dumps({"host": "elsewhere", "pid": 7, "token": "another"}))
+            before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+            scored.best_mean_reward = -np.inf
+            with pytest.raises(RunLockedError, match="process 7 on elsewhere"):
+                learner.learn(40, scored, reset_num_timesteps=False)
+        assert {"best_model.zip", "evaluations.npz", "scores.csv"} < before.keys()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
     def test_a_lock_that_cannot_be_taken_leaves_nothing(self, tmp_path, monkeypatch):
         def full(path, text):

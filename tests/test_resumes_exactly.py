@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, accelerate, precision
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, world
 from sb3_td3x.environments import EpisodeSeeds
 from sb3_td3x.replay import DeviceReplayBuffer
@@ -112,6 +112,16 @@ class TestBitForBit:
         for key in space.spaces:
             assert np.array_equal(whole.replay_buffer.observations[key], resumed.replay_buffer.observations[key])
 
+    def test_inside_episodes_of_an_environment_whose_state_is_an_array(self, tmp_path):
+        class ArrayLineEnv(LineEnv):
+            def get_run_state(self):
+                return np.array([self.position, self.time])
+
+            def set_run_state(self, state):
+                self.position, self.time = float(state[0]), int(state[1])
+
+        assert_same_run(*run_twice(tmp_path, lambda: seeded(ArrayLineEnv), save_freq=7))
+
     @pytest.mark.parametrize("vec", [DummyVecEnv, SubprocVecEnv])
     def test_inside_episodes_of_several_environments_that_give_their_state(self, tmp_path, vec):
         whole, resumed = run_twice(
@@ -155,6 +165,17 @@ class TestBitForBit:
 
 @pytest.mark.filterwarnings("error:not restored exactly")
 class TestBeforeLearn:
+    @pytest.mark.parametrize("strictly", [True, False])
+    def test_a_run_with_seeds_of_its_own_begins_with_its_first_episode(self, tmp_path, strictly):
+        def make_env():
+            return DummyVecEnv([lambda: Monitor(EpisodeSeeds(LineEnv(), 7), allow_early_resets=not strictly)])
+
+        whole = model(make_env())
+        save_run(whole, tmp_path)
+        whole.learn(60)
+        poison_generators()
+        assert_same_run(whole, resume_run(tmp_path, make_env()).learn(60, resume=True))
+
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])  # the second has no state to offer before its first reset
     def test_a_run_has_its_first_step_still_to_make(self, tmp_path, env):
         def make_env():
@@ -350,9 +371,37 @@ class TestSaysWhatIsNotExact:
 
     def test_another_version_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        monkeypatch.setattr("sb3_td3x.checkpoint.run.version", lambda name: "0.0" if name == "torch" else version(name))
+        monkeypatch.setattr("sb3_td3x.checkpoint.rounding.version", lambda name: "0.0" if name == "torch" else version(name))
         with pytest.warns(UserWarning, match="torch was .*, is 0.0"):
             resume_run(tmp_path, seeded()).learn(60, resume=True)
+
+    def test_another_processor_or_number_of_threads_is_named(self, tmp_path, monkeypatch):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        manifest = Store(tmp_path).checkpoints()[-1].manifest
+        assert manifest["machine"] == {"processor": precision.processor(), "torch threads": th.get_num_threads()}
+        monkeypatch.setattr("sb3_td3x.checkpoint.rounding.processor", lambda: "an abacus")
+        monkeypatch.setattr(th, "get_num_threads", lambda: 64)
+        with pytest.warns(UserWarning, match="not restored exactly") as warned:
+            resumed = resume_run(tmp_path, seeded()).learn(60, resume=True)
+        threads, processor = sorted((str(one.message) for one in warned), key=len)
+        assert processor.endswith("is an abacus)")
+        assert threads.endswith("is 64)")
+        assert len(resumed.resumptions[0]["not_restored"]) == 2
+
+    def test_another_path_of_the_updates_is_named(self, tmp_path, monkeypatch):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        monkeypatch.setattr(accelerate, "WORTH_COMPILING", 5)
+        monkeypatch.setattr(accelerate, "_has_compiler", lambda: True)
+        with pytest.warns(UserWarning, match=r"updates were plain, are compiled: 20 updates ahead"):
+            resume_run(tmp_path, seeded())._setup_learn(20, None, reset_num_timesteps=False)
+
+    def test_a_model_on_the_cpu_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(th.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(th.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(th.cuda, "get_rng_state_all", lambda: pytest.fail("it sets every GPU up"))
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        monkeypatch.undo()
+        assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
     def test_an_exact_run_says_so(self, tmp_path):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))

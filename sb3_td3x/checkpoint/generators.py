@@ -10,11 +10,13 @@ from gymnasium import spaces
 from sb3_td3x.serialization import plain
 
 
-def state(action_space: spaces.Space) -> dict[str, Any]:
+def state(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
     """
-    States of the generators of python, numpy, torch (CPU and every CUDA device) and the action space.
+    States of the generators of python, numpy, torch (of the CPU, and the model's CUDA device if it is on one) and the action
+    space.
 
     :param action_space: random actions of the warm-up come from it
+    :param device: the model's
     """
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
@@ -22,14 +24,15 @@ def state(action_space: spaces.Space) -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [name, keys, *rest],
         "torch": th.get_rng_state().numpy(),
-        "cuda": [one.numpy() for one in th.cuda.get_rng_state_all()] if th.cuda.is_available() else [],
+        "cuda": [th.cuda.get_rng_state(one).numpy() for one in _cuda(device)],
         "action_space": action_space.np_random.bit_generator.state,
     }
 
 
-def restore(saved: dict[str, Any], action_space: spaces.Space) -> list[str]:
+def restore(saved: dict[str, Any], action_space: spaces.Space, device: th.device) -> list[str]:
     """
     :param saved: from ``state``
+    :param device: the model's
     :return: what could not be restored, in words
     """
     of_python, of_numpy, of_torch, of_actions = _made(saved)
@@ -37,12 +40,16 @@ def restore(saved: dict[str, Any], action_space: spaces.Space) -> list[str]:
     np.random.set_state(of_numpy.get_state())
     th.set_rng_state(of_torch.get_state())
     action_space.np_random.bit_generator.state = of_actions.bit_generator.state
-    devices = th.cuda.device_count() if th.cuda.is_available() else 0
-    if devices != len(saved["cuda"]):
-        return [f"the random generators of {len(saved['cuda'])} CUDA devices (this machine has {devices})"]
-    for device, one in enumerate(saved["cuda"]):
-        th.cuda.set_rng_state(th.from_numpy(one.copy()), device)
+    if len(saved["cuda"]) != len(_cuda(device)):
+        return [f"the random generator of the device (saved with {len(saved['cuda'])} of CUDA devices, this one is {device})"]
+    for own, one in zip(_cuda(device), saved["cuda"], strict=True):
+        th.cuda.set_rng_state(th.from_numpy(one.copy()), own)
     return []
+
+
+def _cuda(device: th.device) -> list[th.device]:
+    """Not every device that is there: to ask for their states sets all of them up, also for a model on the CPU."""
+    return [device] if device.type == "cuda" else []
 
 
 def are_valid(saved: Any) -> bool:

@@ -22,7 +22,7 @@ def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
         folder is a name that ends with a slash
     """
     found = {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
-    return {**found, **{f"{os.path.relpath(_folder(output), folder)}/": 0 for output in _tensorboards(logger)}}
+    return {**found, **{f"{_relative(_folder(output), folder)}/": 0 for output in _tensorboards(logger)}}
 
 
 def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
@@ -97,7 +97,14 @@ def configure(path: Path) -> Logger:
 def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
     csv = [output.file.name for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
     paths = map(os.path.realpath, (*csv, *world.monitor_files(env)))  # `folder` is one too
-    return {os.path.relpath(path, folder): Path(path) for path in paths}
+    return {_relative(Path(path), folder): Path(path) for path in paths}
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:  # on another of Windows' drives
+        return str(path)
 
 
 def _truncate(path: Path, lines: int) -> None:

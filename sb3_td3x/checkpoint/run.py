@@ -5,8 +5,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Sequence
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import files
 from sb3_td3x.checkpoint import callbacks as callback_states
-from sb3_td3x.checkpoint import generators, logs, replay, shapes, world
+from sb3_td3x.checkpoint import generators, logs, replay, rounding, shapes, world
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
@@ -32,11 +30,9 @@ from sb3_td3x.serialization import plain
 from sb3_td3x.settings import whole
 from sb3_td3x.td3x import TD3X
 
-version = cache(metadata.version)  # reading a package's metadata takes a millisecond
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 
 MODEL, STATE, MARKS, WHOLE_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"
-VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_run(
@@ -98,7 +94,7 @@ def _add(
         if _was_cut(model):
             surroundings["complete"] = False
         state = {
-            "generators": generators.state(model.action_space),
+            "generators": generators.state(model.action_space, model.device),
             "world": surroundings,
             "callbacks": callback_states.state(callbacks),
             "files": _copy_in(callback_states.files(callbacks), partial_folder),
@@ -113,8 +109,7 @@ def _add(
                 "updates": model._n_updates,
                 "replay": described,
                 "logs": {} if logger is None else logs.lengths(logger, env, store.folder),
-                "path": getattr(model, "update_path", None),
-                "versions": {name: version(name) for name in VERSIONS},
+                **rounding.facts(model),
                 "resumed": model.resumptions,
                 "not_exact": _not_exact(model, surroundings, callbacks, with_replay_buffer),
             }
@@ -150,7 +145,7 @@ def resume_run(
     found = store.find(checkpoint)
     state = _read_state(found)
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
-    problems = _load_buffer(model, store, found, trust, drop_damaged) + _other_versions(found)
+    problems = _load_buffer(model, store, found, trust, drop_damaged) + rounding.differences(model, found.manifest)
     lineages.take_up(model, store, found)
     world.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
     model._on_continue = _Continuation(model, found, state, problems)
@@ -287,12 +282,6 @@ def _forgotten(wrapper: str) -> str:
     return f"what {wrapper} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
 
 
-def _other_versions(found: Checkpoint) -> list[str]:
-    saved = found.manifest["versions"]
-    return [f"rounding and random numbers ({name} was {saved.get(name)}, is {version(name)})"
-            for name in VERSIONS if saved.get(name) != version(name)]  # fmt: skip
-
-
 class _Continuation:
     """
     Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
@@ -312,11 +301,11 @@ class _Continuation:
         model, env = self.model, _env_of(self.model)
         self.reached = self.reached or copy.deepcopy((model._last_obs, model._last_episode_starts))
         _copy_back(self.state["files"], self.found, callback_states.files(callback))
-        problems = [*self.problems, *callback_states.restore(callback, self.state["callbacks"])]
+        problems = [*self.problems, *rounding.other_path(model), *callback_states.restore(callback, self.state["callbacks"])]
         problems += self._world(env, self.state["world"], *self.reached)
         logs.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
         logs.record(model.logger, self.state.get("log") or {})
-        problems += generators.restore(self.state["generators"], model.action_space)
+        problems += generators.restore(self.state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
             warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
@@ -351,6 +340,7 @@ class _Continuation:
     def _begin(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         """The run's first reset: the one that ``learn`` has made was not from its seeds, and is forgotten."""
         world.set_vec(env, saved)
+        world.rewind(env)
         self.model._last_obs = env.reset()  # type: ignore[assignment]
         if (normalization := self.model.get_vec_normalize_env()) is not None:
             self.model._last_original_obs = normalization.get_original_obs()

@@ -59,6 +59,7 @@ MANIFEST: dict[str, Check] = {
     "logs": _table(_count),
     "replay": lambda value: value == {} or _BUFFER(value),
     "versions": _a(dict),
+    "machine": _optional(_a(dict)),  # not in the manifests of older versions
     "total": lambda value: isinstance(value, float) or _count(value),
 }
 _ENVIRONMENT = _parts(classes=_many(_a(str)), layers=_a(list), random=_optional(_generator), complete=_a(bool))

@@ -82,7 +82,7 @@ class ResumableEnv(gym.Wrapper):
             "layers": layers,
             "forgets": _names(layer for layer, state in zip(found[:-1], layers, strict=False) if state is None),
             "random": None if random is None else random.bit_generator.state,
-            "complete": None not in layers,
+            "complete": all(state is not None for state in layers),  # not `in`: arrays have no one answer to ==
         }
 
     def set_world(self, world: dict[str, Any], resets: bool, rewind: bool) -> bool:
@@ -97,13 +97,21 @@ class ResumableEnv(gym.Wrapper):
         for layer, state in zip(_layers(self.env), world["layers"], strict=True):
             if state is not None:
                 _set_state_of(layer, state)
-            if rewind and hasattr(type(layer), "rewind"):
-                layer.rewind()  # type: ignore[attr-defined]
-            if resets and isinstance(layer, Monitor):
-                layer.needs_reset = True
+        self.prepare_reset(rewind, allow=resets)
         if world["random"] is not None:
             self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(world["random"]).bit_generator.state
         return True
+
+    def prepare_reset(self, rewind: bool = True, allow: bool = True) -> None:
+        """
+        :param rewind: let the next reset be the last one again
+        :param allow: also where a ``Monitor`` does not allow it inside an episode
+        """
+        for layer in _layers(self.env):
+            if rewind and hasattr(type(layer), "rewind"):
+                layer.rewind()  # type: ignore[attr-defined]
+            if allow and isinstance(layer, Monitor):
+                layer.needs_reset = True
 
 
 def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
@@ -144,6 +152,11 @@ def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
     return all(_call(innermost, "set_world", arguments) or [False])
 
 
+def rewind(env: VecEnv) -> None:
+    """Let the next reset of every environment that can be reached be its last one again."""
+    _call(list(_vec_layers(env))[-1], "prepare_reset")
+
+
 def set_vec(env: VecEnv, world: dict[str, Any], of_episodes: bool = True) -> None:
     """
     Give the layers around the environments their saved state; after a reset, which changes it.
@@ -175,7 +188,8 @@ def is_complete(env: VecEnv) -> bool:
 def monitor_files(env: VecEnv) -> list[str]:
     """The ``monitor.csv`` files that the environments and a ``VecMonitor`` around them write."""
     envs = get(env)["envs"] or []
-    inner = [state["file"] for one in envs for state in one["layers"] if state is not None and state.get("file")]
+    layers = [pair for one in envs for pair in zip(one["classes"], one["layers"], strict=True)]
+    inner = [state["file"] for name, state in layers if name == Monitor.__name__ and state is not None and state["file"]]
     around = [layer.results_writer for layer in _vec_layers(env) if isinstance(layer, VecMonitor)]
     return inner + [os.path.realpath(writer.file_handler.name) for writer in around if writer is not None]
 

@@ -4,12 +4,14 @@ Which numbers and which kernels the matrix products of an update use.
 Both are set for the updates only: acting, evaluation and everything else in the user's process stay as they were.
 """
 
+import hashlib
 import json
 import os
 import platform
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -106,28 +108,36 @@ def fastest_matrix_kernels() -> str:
 @cache
 def _fastest_matrix_kernels(machine: str) -> str:
     try:
-        file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sb3_td3x" / "matrix_kernels.json"
+        cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sb3_td3x"
     except RuntimeError:  # no home folder, as in a container whose user has no entry in /etc/passwd
         return _probe()
-    known = _read(file)
-    if machine not in known:
-        known[machine] = _probe()
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            beside = file.with_suffix(f".{os.getpid()}")
-            beside.write_text(json.dumps(known, indent=1))
-            beside.replace(file)
-        except OSError:
-            pass  # measured again in the next process
-    return known[machine]
+    name = hashlib.sha256(machine.encode()).hexdigest()[:12]
+    file = cache_folder / f"matrix_kernels_{name}.json"  # one for each machine: several may share a home folder
+    return _kept(file) or _keep(file, {"machine": machine, "kernels": _probe()})
 
 
-def _read(file: Path) -> dict[str, str]:
+def _kept(file: Path) -> str | None:
     try:
-        known = json.loads(file.read_text())
-        return {machine: choice for machine, choice in known.items() if choice in KERNELS}
-    except (OSError, ValueError, AttributeError):
-        return {}
+        choice = json.loads(file.read_text())["kernels"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return choice if choice in KERNELS else None
+
+
+def _keep(file: Path, measured: dict[str, str]) -> str:
+    """Of runs that begin together and measure differently all take what the first has kept."""
+    beside = file.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(measured, indent=1))
+        with suppress(OSError):  # there is one already, or the disk has no hard links
+            os.link(beside, file)
+        if _kept(file) is None:
+            beside.replace(file)
+        beside.unlink(missing_ok=True)
+    except OSError:
+        pass  # measured again in the next process
+    return _kept(file) or measured["kernels"]
 
 
 def _probe() -> str:

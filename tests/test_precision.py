@@ -1,9 +1,12 @@
 """Rounded or fast matrix products stay inside updates, and are as accurate as asked."""
 
 import contextlib
+import errno
 import json
+import os
 
 import numpy as np
+import pytest
 import torch as th
 from gymnasium import spaces
 
@@ -73,10 +76,34 @@ class TestPrecision:
             precision._fastest_matrix_kernels.cache_clear()
             assert precision.fastest_matrix_kernels() == "onednn"
         assert measured == [1]
-        (tmp_path / "sb3_td3x" / "matrix_kernels.json").write_text(json.dumps({"this": "is damaged"})[:-3])
+        (kept,) = (tmp_path / "sb3_td3x").iterdir()
+        for damaged in (json.dumps({"this": "is damaged"})[:-3], "[]", json.dumps({"kernels": "none such"})):
+            kept.write_text(damaged)
+            precision._fastest_matrix_kernels.cache_clear()
+            assert precision.fastest_matrix_kernels() == "onednn"
+            assert json.loads(kept.read_text())["kernels"] == "onednn"
         precision._fastest_matrix_kernels.cache_clear()
-        assert precision.fastest_matrix_kernels() == "onednn"
-        precision._fastest_matrix_kernels.cache_clear()
+
+    @pytest.mark.parametrize("has_hard_links", [True, False])
+    def test_runs_that_measure_them_at_once_take_the_same(self, tmp_path, monkeypatch, has_hard_links):
+        def refused(*_):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        def probe():
+            """Another process is sooner, and measures otherwise."""
+            monkeypatch.setattr(precision, "_probe", lambda: "default")
+            precision._fastest_matrix_kernels.__wrapped__("this machine")
+            return "onednn"
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(precision, "_probe", probe)
+        if not has_hard_links:
+            monkeypatch.setattr(os, "link", refused)
+        kept = [
+            precision._fastest_matrix_kernels.__wrapped__(machine) for machine in ("this machine", "another", "this machine")
+        ]
+        assert kept == ["default"] * 3
+        assert len(list((tmp_path / "sb3_td3x").iterdir())) == 2
 
     def test_without_a_home_folder_they_are_measured_each_time(self, monkeypatch):
         def home():

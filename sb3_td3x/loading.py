@@ -96,7 +96,8 @@ class Loadable(Exploring):
                 _require_size(file, saved, n_quantiles)
         if env is None:
             _require_no_hindsight(kwargs.get("replay_buffer_class", saved.get("replay_buffer_class")))
-        request, window = kwargs.pop("learning_starts", None), kwargs.pop("stats_window_size", None)
+        replaced = (custom_objects or {}).get("learning_starts")
+        request, window = kwargs.pop("learning_starts", replaced), kwargs.pop("stats_window_size", None)
         kwargs = _completed(kwargs, saved)
         with modelfile.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)

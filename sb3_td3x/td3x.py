@@ -397,6 +397,8 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         :param seed: ``None`` leaves all but the target noise as they are; that follows torch's global generator then
         """
         if self._loading:
+            if self.device.type == "cuda" and self.seed is not None:  # what SB3's seeding does beside the generators
+                th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
             return
         super().set_random_seed(seed)
         self._seed_noise(seed)

@@ -67,6 +67,20 @@ def test_attributes_can_be_changed_at_load_and_are_checked(saved, name, value):
         TD3X.load(saved[1], **{name: -1})
 
 
+def test_random_steps_that_replace_the_files_are_those_of_the_next_run(saved):
+    loaded = TD3X.load(saved[1], env=LineEnv(), custom_objects={"learning_starts": 15})
+    assert loaded.learn(20).learning_starts == 15
+
+
+def test_a_seeded_model_that_is_loaded_on_a_gpu_repeats_its_convolutions_as_sb3s_does(saved, monkeypatch):
+    for name, value in (("deterministic", False), ("benchmark", True)):
+        monkeypatch.setattr(th.backends.cudnn, name, value)
+    loaded = TD3X.load(saved[1])
+    loaded.device, loaded._loading = th.device("cuda"), True
+    loaded.set_random_seed(0)
+    assert (th.backends.cudnn.deterministic, th.backends.cudnn.benchmark) == (True, False)
+
+
 def test_an_attribute_that_there_is_not_is_refused_at_load(saved):
     class Own(TD3X):
         def __init__(self, *args, scale=1.0, **kwargs):

@@ -1,5 +1,6 @@
 """The td3x commands that read a run: its scores, films and curves, and what they do not do with a stranger's."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -216,6 +217,21 @@ def test_a_damaged_model_is_named(walker_run, tmp_path, capfd, monkeypatch):
     code, printed = called(monkeypatch, capfd, "eval", run)
     assert code == 2
     assert "best_model.zip is not a model zip, or is damaged" in printed
+
+
+def test_a_run_is_read_while_it_saves_and_removes_checkpoints(tmp_path, monkeypatch):
+    def scandir(path, really=os.scandir):
+        if "td3x_20_steps" in str(path):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return really(path)
+
+    folder = saved_run(tmp_path, "Pendulum-v1", model())
+    (folder.checkpoints / "td3x_20_steps").mkdir(parents=True)
+    monkeypatch.setattr(os, "scandir", scandir)
+    folder.require_own()
+    (folder.path / "video").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="video leads out of the run's folder"):
+        folder.require_own()
 
 
 class TestRunsOfStrangers:

@@ -14,7 +14,7 @@ import torch as th
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x import TD3X, experiment, files, lock, repetition
+from sb3_td3x import TD3X, experiment, files, lock, playing, repetition
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.lock import RunLock
@@ -156,6 +156,18 @@ class TestFinished:
         assert "--steps 300 " in first
         assert "#" not in first
         assert later == ["td3x train --resume RUN --steps 500", "# RUN: the folder that the first command made"]
+
+    def test_its_film_is_made_with_the_trust_that_it_is_given(self, tmp_path, monkeypatch, capfd):
+        def film(folder, out, seed, trust=False):
+            films.append(trust)
+            return "one episode"
+
+        films = []
+        monkeypatch.setattr(playing, "film", film)
+        folder = short_run(tmp_path)
+        for steps, trust in ((400, ["--trust"]), (500, [])):
+            called(monkeypatch, capfd, "train", "--resume", folder.path, "--steps", steps, *trust)
+        assert films == [True, False]
 
     def test_another_length_before_its_end_is_told_with_where_it_was_given(self, tmp_path):
         folder = short_run(tmp_path)

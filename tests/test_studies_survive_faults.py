@@ -70,6 +70,19 @@ class TestWorkers:
         outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
         assert outcome.error == "it was lost 2 times; at last its process ended with -9"
 
+    def test_a_process_that_was_killed_has_not_answered_on_windows_either(self):
+        class Pipe:
+            def poll(self):
+                raise BrokenPipeError(109, "The pipe has been ended")
+
+        process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+        process.start()
+        process.kill()
+        process.join()
+        attempt = runners._Attempt(None, process, Pipe())
+        assert attempt.has_ended()
+        assert attempt.end().is_lost
+
     def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path, monkeypatch):
         monkeypatch.setattr(runners, "LINGER_SECONDS", 0.1)
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])

@@ -62,7 +62,7 @@ def command(
     if not _train(console, run):
         raise typer.Exit(1)
     if film:
-        _film(console, run)
+        _film(console, run, trust)
 
 
 def _train(console: Console, run: "Run") -> bool:
@@ -157,12 +157,12 @@ def _report(console: Console, run: "Run") -> None:
     console.print("\n".join(f"  {path}" for path in kept if path.exists()), soft_wrap=True)
 
 
-def _film(console: Console, run: "Run") -> None:
+def _film(console: Console, run: "Run", trust: bool) -> None:
     from sb3_td3x.playing import film
 
     with console.status("filming the best model"):
         try:
-            filmed = film(run.folder, run.folder.film, run.experiment.seed)
+            filmed = film(run.folder, run.folder.film, run.experiment.seed, trust=trust)
         except ValueError as error:
             console.print(f"no film: {error}", soft_wrap=True)
             return

@@ -10,5 +10,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def first_out(folder: Path) -> Path | None:
-    """A link that leads out of a folder, wherever in it."""
-    return next((path for path in sorted(folder.rglob("*")) if path.is_symlink() and leads_out(path, folder)), None)
+    """A link that leads out of a folder, wherever in it; a run that is being written may remove files meanwhile."""
+    walked = os.walk(folder)  # not rglob, which fails where a folder vanishes before it is read (Python 3.11)
+    paths = sorted(Path(place, name) for place, folders, names in walked for name in (*folders, *names))
+    return next((path for path in paths if path.is_symlink() and leads_out(path, folder)), None)

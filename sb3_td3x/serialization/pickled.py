@@ -115,8 +115,8 @@ def _require_whole(buffer: Any) -> None:
     """Arrays of the sizes that the buffer says it has: it is used long after it is loaded."""
     if not isinstance(buffer, ReplayBuffer):
         raise ModelFileError(f"it holds {plain.described(buffer)}, no replay buffer")
-    buffer.observation_space = _whole_space(buffer.observation_space)
-    buffer.action_space = _whole_space(buffer.action_space)
+    buffer.observation_space = plain.rebuilt(buffer.observation_space)
+    buffer.action_space = plain.rebuilt(buffer.action_space)
     counts = [getattr(buffer, name, None) for name in _COUNTS]
     if not all(isinstance(count, (int, np.integer)) for count in counts):
         raise ModelFileError("its counts are no numbers")
@@ -142,15 +142,11 @@ def _require_array(name: str, array: Any, shape: tuple[int, ...]) -> None:
         raise ModelFileError(f"its {name} are not the numbers of {shape[0]} steps of {shape[1]} environments")
 
 
-def _whole_space(space: Any) -> Any:
-    return plain.rebuilt(space)
-
-
 def _require_statistics(loaded: Any) -> None:
     """Statistics in the shape of the observations: they are used at every step."""
     if not isinstance(loaded, VecNormalize):
         raise ModelFileError(f"it holds {plain.described(loaded)}, no VecNormalize")
-    loaded.observation_space, loaded.action_space = map(_whole_space, (loaded.observation_space, loaded.action_space))
+    loaded.observation_space, loaded.action_space = map(plain.rebuilt, (loaded.observation_space, loaded.action_space))
     for names, kinds in ((_NUMBERS, (int, float, np.number)), (_SWITCHES, (bool,))):
         for name in names:
             if not isinstance(getattr(loaded, name, None), kinds):

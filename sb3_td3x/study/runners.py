@@ -82,12 +82,18 @@ class _Attempt:
         return [self.receiver, self.process.sentinel]
 
     def has_ended(self) -> bool:
-        return self.receiver.poll() or not self.process.is_alive()
+        return self._has_answered() or not self.process.is_alive()
+
+    def _has_answered(self) -> bool:
+        try:
+            return self.receiver.poll()
+        except BrokenPipeError:  # on Windows where the process was killed; elsewhere `poll` says that there is an end to read
+            return False
 
     def end(self) -> "_Answer":
         """The answer; for a process that was killed, its exit code."""
         answer = None
-        if self.receiver.poll():
+        if self._has_answered():
             with suppress(EOFError):
                 answer = self.receiver.recv()
         self.process.join(LINGER_SECONDS)

@@ -141,6 +141,7 @@ def main() -> None:
     results = strength_figures.results_table(runs())
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         fill(page, "results table", results)
+    fill(ROOT / "README.md", "rivals table", strength_figures.rivals_table(runs()))
     strength_figures.write(ROOT / "docs" / "strength.md", STATIC / "strength.png", fill)
     ablation_figures.write(ROOT / "docs" / "ablation.md", fill)
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)

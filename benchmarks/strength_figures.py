@@ -21,7 +21,8 @@ class SideBySide(NamedTuple):
     runs: tuple[tuple[tuple[str, str], int], ...]
 
 
-DEFAULT, EMBEDDED, SB3_TD3 = ("td3x", "default"), ("td3x", "embeddings"), ("sb3_td3", "zoo")
+DEFAULT, EMBEDDED = ("td3x", "default"), ("td3x", "embeddings")
+SB3_TD3, SB3_TQC = ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {
     DEFAULT: ("TD3X", "#1f5fa8"),
     EMBEDDED: ("the same with embeddings", "#a06cc0"),
@@ -30,7 +31,7 @@ METHODS = {
     ("td3x", "scalar-compiled"): ("the same, TD3's critics, tau 0.005, constant rate", "#8fb3dd"),
     ("td3x", "t3d"): ("TD3X, preset t3d", "#c8501e"),
     SB3_TD3: ("SB3 TD3, rl-zoo3's settings", "#777777"),
-    ("sb3_tqc", "zoo"): ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
+    SB3_TQC: ("sb3-contrib TQC, rl-zoo3's settings", "#3a8a4d"),
 }
 ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
 # Means of the last 100,000 of 500,000 steps, one seed each, from the evaluations in DLR-RM/rl-trained-agents
@@ -84,13 +85,34 @@ def aims_row() -> str:
     return "| aimed at with 5 seeds (no result) | " + " | ".join(f"{value}" for value in WANTED) + " |"
 
 
+def rivals_table(found: Runs) -> str:
+    """How many seeds of TD3X end above each other method, and above the best of its runs where it has several, as Markdown."""
+    rivals = {f"{label}, rl-zoo's published agent": [[value] for value in values] for label, values in ZOO_AGENTS.items()}
+    for method in (SB3_TD3, SB3_TQC):
+        if method in _methods(found):
+            rivals[METHODS[method][0]] = [[last(run, LAST) for run in reported(found, method, env)] for env in ENVIRONMENTS]
+    lines = ["| seeds of TD3X above | " + " | ".join(_short(env) for env in ENVIRONMENTS) + " |", "|---" * 5 + "|"]
+    for label, scores in rivals.items():
+        cells = [_seeds_above(found, env, own) for env, own in zip(ENVIRONMENTS, scores, strict=True)]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _seeds_above(found: Runs, environment: str, scores: Sequence[float]) -> str:
+    if not scores:
+        return "not run"
+    members = reported(found, DEFAULT, environment)
+    best = f" (best of {len(scores)})" if len(scores) > 1 else ""
+    return f"{sum(last(run, LAST) > max(scores) for run in members)} of {len(members)}{best}"
+
+
 def milestones_table(found: Runs) -> str:
-    """When each run of TD3X, with and without embeddings, and of SB3's TD3 passed two scores of SB3's, as Markdown."""
+    """When each run of TD3X, with and without embeddings, of SB3's TD3 and of TQC passed two scores of SB3's, as Markdown."""
     lines = [
         "| thousand steps of each seed | to SB3's published agent after 500,000 steps | to what SB3 publishes for 1,000,000 |",
         "|---" * 3 + "|",
     ]
-    for method in (DEFAULT, EMBEDDED, SB3_TD3):
+    for method in (DEFAULT, EMBEDDED, SB3_TD3, SB3_TQC):
         for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
             if members := reported(found, method, env):
                 cells = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
@@ -218,17 +240,22 @@ def _mean_and_spread(returns: list[float] | None) -> str:
 
 
 def draw(found: Runs, out: Path) -> None:
-    """Learning curves over steps, one panel per environment, and over minutes of the runs made side by side."""
+    """
+    Learning curves over steps, one panel per environment, and over minutes of the runs made side by side; those of TQC, which
+    have no such partner, come from a faster machine.
+    """
     figure = Figure(figsize=(9, 10), dpi=110, layout="constrained")
     panels = figure.subplot_mosaic([list(ENVIRONMENTS[:2]), list(ENVIRONMENTS[2:]), ["minutes", "minutes"]])
     for env, agents in zip(ENVIRONMENTS, zip(*ZOO_AGENTS.values(), strict=True), strict=True):
         _draw_steps(panels[env], found, env)
         _frame(panels[env], env, agents, "thousand environment steps")
-    for method, run in _side_by_side(found):
+    tqc = [(SB3_TQC, run) for run in reported(found, SB3_TQC, BESIDE.env)]
+    for method, run in [*_side_by_side(found), *tqc]:
         panels["minutes"].plot(run["wall_seconds"][SMOOTH - 1 :] / 60, _smoothed(run), color=METHODS[method][1], linewidth=1.8)
     at = ENVIRONMENTS.index(BESIDE.env)
     agents = [values[at] for values in ZOO_AGENTS.values()]
-    _frame(panels["minutes"], f"{BESIDE.env}, begun together on one machine", agents, "minutes")
+    title = f"{BESIDE.env}: TD3X and SB3's TD3 begun together on one machine, TQC on a faster one"
+    _frame(panels["minutes"], title, agents, "minutes")
     curves = [Line2D([], [], color=colour, label=label) for label, colour in _methods(found).values()]
     levels = [Line2D([], [], color=GREY, linestyle=style, label=f"{label}, rl-zoo's published agent: mean of 400k to 500k")
               for label, style in ZOO_STYLES.items()]  # fmt: skip

@@ -19,11 +19,11 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.td3.policies import Actor
 
-from sb3_td3x import environments, experiment
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.rundir import RunDir
-from sb3_td3x.study import attempt
-from sb3_td3x.study.grid import StudyRun
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import environments, experiment
+from sb3_td3x.runs.study import attempt
+from sb3_td3x.runs.study.grid import StudyRun
 
 WINDOWS = (1_000, 5_000)
 COLUMNS = ("timesteps", "live", *(f"average over {window} updates" for window in WINDOWS))

@@ -19,7 +19,7 @@ from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import resume_run, save_run
-from sb3_td3x.files import flush
+from sb3_td3x.common.files import flush
 
 SIZES = (10_000, 100_000, 1_000_000)
 NEW = 10_000  # transitions between two saves, as `td3x train` makes them

@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 from results import RETURNS, versions
 
-from sb3_td3x.rundir import RunDir
-from sb3_td3x.scores import TABLE_COLUMNS, of_run
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.results.scores import TABLE_COLUMNS, of_run
 
 
 def collect(run: RunDir, setting: str | None = None) -> Path:

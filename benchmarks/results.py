@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sb3_td3x.precision import processor
-from sb3_td3x.scores import TABLE_COLUMNS
+from sb3_td3x.results.scores import TABLE_COLUMNS
+from sb3_td3x.td3x.precision import processor
 
 RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"

@@ -18,17 +18,18 @@ import yaml
 from results import RETURNS, versions
 from stable_baselines3.common.noise import NormalActionNoise
 
-from sb3_td3x import environments, precision
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, logs, resume_run
-from sb3_td3x.evaluation import Evaluation
-from sb3_td3x.lock import RunLock
-from sb3_td3x.resumable import Resumable
-from sb3_td3x.rundir import RunDir
-from sb3_td3x.settings import one_of
-from sb3_td3x.signals import stopping_on_signal
-from sb3_td3x.study import attempt, driver, grid, runners
-from sb3_td3x.study.folder import StudyFolder
-from sb3_td3x.study.grid import StudyRun
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run
+from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.resumable import Resumable
+from sb3_td3x.common.signals import stopping_on_signal
+from sb3_td3x.common.validation import one_of
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import environments
+from sb3_td3x.runs.evaluation import Evaluation
+from sb3_td3x.runs.study import attempt, driver, grid, runners
+from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study.grid import StudyRun
+from sb3_td3x.td3x import precision
 
 FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs are not under version control
 SAVE_FREQ = 10_000
@@ -81,7 +82,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
                 size = train_env.action_space.shape[0]
                 arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, options["noise_std"]))
             model = algorithm("MlpPolicy", train_env, seed=run.seed, device="cpu", **arguments)
-        model.set_logger(logs.configure(place.log))
+        model.set_logger(log_state.configure(place.log))
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         asked = options.get("kernels", "default")

@@ -100,7 +100,7 @@ def recipe(env_id: str, out: Path) -> None:
 
 
 def training_env(env_id: str):
-    from sb3_td3x import environments
+    from sb3_td3x.runs import environments
 
     environments.require_registered(env_id)
     return environments.build(env_id, 0, environments.TRAINING)
@@ -161,7 +161,7 @@ def memory(name: str, out: Path) -> None:
     """Resident memory of one model after 300 updates, with SB3's default buffer of a million transitions; MB."""
     cache = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name  # the compiler has to run
-    from sb3_td3x.speed import Case, NoWorld
+    from sb3_td3x.runs.speed import Case, NoWorld
 
     model = build(name, NoWorld(Case()), 256, buffer_size=1_000_000)
     model.learn(100)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
 
-from sb3_td3x.iqm import interquartile_mean
+from sb3_td3x.results.iqm import interquartile_mean
 
 
 class SideBySide(NamedTuple):

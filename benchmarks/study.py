@@ -18,10 +18,10 @@ import torch as th
 from ray.cluster_utils import Cluster
 from results import versions
 
-from sb3_td3x.study import attempt, driver, runners
-from sb3_td3x.study.folder import StudyFolder
-from sb3_td3x.study.grid import StudyRun
-from sb3_td3x.study.runners import Function, Outcome, Runner
+from sb3_td3x.runs.study import attempt, driver, runners
+from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study.grid import StudyRun
+from sb3_td3x.runs.study.runners import Function, Outcome, Runner
 
 OUT = Path(__file__).parent / "results" / "study.json"
 

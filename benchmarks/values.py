@@ -17,8 +17,8 @@ from results import VALUES, versions
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.playing import open_evaluation_env
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs.play import open_evaluation_env
 
 EPISODES = 5
 SEED = 1_000  # as for `td3x eval`; evaluations during training have the run's

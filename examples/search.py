@@ -5,7 +5,7 @@ import shutil
 
 import optuna
 
-from sb3_td3x import experiment
+from sb3_td3x.runs import experiment
 
 
 def objective(trial: optuna.Trial) -> float:

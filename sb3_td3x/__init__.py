@@ -7,7 +7,7 @@ from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
     from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run, save_run
-    from sb3_td3x.environments import EpisodeSeeds
+    from sb3_td3x.common.ray_vec_env import RayVecEnv
     from sb3_td3x.errors import (
         CheckpointError,
         EnvironmentDiedError,
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         RunLockedError,
         UntrustedModelError,
     )
-    from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
-    from sb3_td3x.ray_vec_env import RayVecEnv
-    from sb3_td3x.serialization.pickled import load_vecnormalize
-    from sb3_td3x.td3x import TD3X
+    from sb3_td3x.runs.environments import EpisodeSeeds
+    from sb3_td3x.saving.pickle_files import load_vecnormalize
+    from sb3_td3x.td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+    from sb3_td3x.td3x.td3x import TD3X
 
 __all__ = [
     "TD3X",
@@ -47,25 +47,25 @@ __all__ = [
 
 # Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
 _MODULES = {
-    "TD3X": "td3x",
-    "CnnPolicy": "policies",
-    "MlpPolicy": "policies",
-    "MultiInputPolicy": "policies",
-    "TD3XPolicy": "policies",
+    "TD3X": "td3x.td3x",
+    "CnnPolicy": "td3x.policies",
+    "MlpPolicy": "td3x.policies",
+    "MultiInputPolicy": "td3x.policies",
+    "TD3XPolicy": "td3x.policies",
     "CheckpointError": "errors",
     "EnvironmentDiedError": "errors",
     "ModelFileError": "errors",
     "NonFiniteError": "errors",
     "LockLostError": "errors",
     "RunLockedError": "errors",
-    "EpisodeSeeds": "environments",
-    "RayVecEnv": "ray_vec_env",
+    "EpisodeSeeds": "runs.environments",
+    "RayVecEnv": "common.ray_vec_env",
     "ResumableEnv": "checkpoint",
     "TD3XCheckpointCallback": "checkpoint",
     "resume_run": "checkpoint",
     "save_run": "checkpoint",
     "UntrustedModelError": "errors",
-    "load_vecnormalize": "serialization.pickled",
+    "load_vecnormalize": "saving.pickle_files",
 }
 
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from sb3_td3x import cli, experiment
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import cli
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment
 
 FAST = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50")
 QUICK = ["--set", FAST[0], "--set", FAST[1], "--eval-freq", "100", "--eval-episodes", "2"]

@@ -4,7 +4,7 @@ import os
 import pytest
 import torch as th
 
-from sb3_td3x import accelerate
+from sb3_td3x.td3x import compiled
 from tests.tools import model
 
 # Inductor's C++ without optimisation, here and in processes that tests start: a program is made in two thirds of the time. The
@@ -61,7 +61,7 @@ def optimised():
 @pytest.fixture(params=["plain", "compiled"])
 def path(request):
     """The way updates are made. Compiled programs are for batches of ``batch_size``: 8, where a test uses this."""
-    if request.param == "compiled" and not accelerate._has_compiler():
+    if request.param == "compiled" and not compiled._has_compiler():
         pytest.skip("no C++ compiler on this machine")
     return request.param
 

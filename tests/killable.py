@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
-from sb3_td3x.environments import EpisodeSeeds
+from sb3_td3x.runs.environments import EpisodeSeeds
 from tests.tools import model
 
 STEPS = 200

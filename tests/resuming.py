@@ -8,7 +8,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
-from sb3_td3x.environments import EpisodeSeeds
+from sb3_td3x.runs.environments import EpisodeSeeds
 from tests.tools import LineEnv, model, weights
 
 STEPS = 120

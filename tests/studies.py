@@ -8,9 +8,9 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
-from sb3_td3x.study import attempt, driver, grid
-from sb3_td3x.study.folder import StudyFolder
-from sb3_td3x.study.runners import Outcome
+from sb3_td3x.runs.study import attempt, driver, grid
+from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study.runners import Outcome
 
 SHORT = {
     "steps": 450,

@@ -7,14 +7,16 @@ import pytest
 import torch as th
 from typer.testing import CliRunner
 
-from sb3_td3x import accelerate, cli, precision, speed
+from sb3_td3x import cli
+from sb3_td3x.runs import speed
+from sb3_td3x.td3x import compiled, precision
 
 SMALL = speed.Case(batch_size=4, net_arch=(8, 6), observations=3, actions=2, buffer_size=50)
 
 
 @pytest.fixture(autouse=True)
 def only_what_starts_quickly(monkeypatch):
-    monkeypatch.setattr(accelerate, "_has_compiler", lambda: False)
+    monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
     monkeypatch.setattr(speed, "find_spec", lambda name: None)  # SBX
 
 

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
-from sb3_td3x.evaluation import Evaluation
+from sb3_td3x.runs.evaluation import Evaluation
 from tests.resuming import STEPS, OpenLineEnv, seeded
 from tests.tools import LineEnv, model
 
@@ -72,7 +72,7 @@ class TestExactly:
 
     def test_the_clock_of_an_evaluation_goes_on(self, tmp_path, monkeypatch):
         clock = [0.0]
-        monkeypatch.setattr("sb3_td3x.evaluation.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("sb3_td3x.runs.evaluation.time.perf_counter", lambda: clock[0])
 
         def tick(local, _):
             clock[0] += 1

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sb3_td3x import TD3X, accelerate
-from sb3_td3x.accelerate import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
+from sb3_td3x import TD3X
+from sb3_td3x.td3x import compiled
+from sb3_td3x.td3x.compiled import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
 from tests.paths import ready, train
 from tests.tools import model, random_batch, without_output
 
@@ -41,13 +42,13 @@ class TestChoosing:
         assert choose("auto", model().policy, WORTH_COMPILING, chosen_before="plain")[0] == "compiled"
 
     def test_no_compiler_is_a_reason(self, monkeypatch):
-        monkeypatch.setattr(accelerate, "_has_compiler", lambda: False)
+        monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
         assert "no C++ compiler" in choose("auto", model().policy, 1e9)[1]
         with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
             model(accelerate="compiled")
 
     def test_a_compiler_that_fails_is_a_reason(self, monkeypatch, capsys):
-        monkeypatch.setattr(accelerate, "_compile", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+        monkeypatch.setattr(compiled, "_compile", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
         with pytest.raises(CannotAccelerate, match="making the program failed \\(OSError: no space left"):
             train(ready("compiled"), [random_batch(0)])
 

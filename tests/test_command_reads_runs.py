@@ -18,10 +18,12 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, cli, playing, save_run, scores
-from sb3_td3x.curves import draw
-from sb3_td3x.film import record
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import TD3X, cli, save_run
+from sb3_td3x.results import scores
+from sb3_td3x.results.plots import draw
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import play
+from sb3_td3x.runs.film import record
 from tests.commands import called, saved_run, td3x
 from tests.tools import LineEnv, model
 
@@ -77,11 +79,11 @@ class TestReading:
         monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
         run = saved_run(tmp_path, "Blind-v0", model(Blind()))
         with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
-            playing.film(run, run.film)
+            play.film(run, run.film)
         assert not list(run.film.parent.iterdir())
         run.film.write_text("an older film")
         with pytest.raises(ValueError, match="cannot be filmed"):
-            playing.film(run, run.film)
+            play.film(run, run.film)
         assert run.film.read_text() == "an older film"
 
     def test_a_film_has_the_pictures_as_they_are_drawn_and_is_made_in_silence(self, tmp_path, monkeypatch, capfd):
@@ -89,7 +91,7 @@ class TestReading:
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
         env = gym.make("Pendulum-v1", render_mode="rgb_array")
         run = saved_run(tmp_path, "Pendulum-v1", model(env))
-        playing.film(run, run.film, max_steps=3)
+        play.film(run, run.film, max_steps=3)
         assert imageio.get_reader(run.film).get_meta_data()["size"] == (500, 500)
         assert capfd.readouterr() == ("", "")
 
@@ -132,7 +134,7 @@ class TestReading:
         monkeypatch.setitem(gym.registry, "Bits-v0", spec)
         env = BitFlippingEnv(n_bits=4, continuous=True)
         learner = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
-        assert playing.evaluate(saved_run(tmp_path, "Bits-v0", learner), episodes=2, seed=0).shape == (2,)
+        assert play.evaluate(saved_run(tmp_path, "Bits-v0", learner), episodes=2, seed=0).shape == (2,)
 
     def test_plot_reads_runs_of_rl_zoo(self, walker_run, tmp_path):
         run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"
@@ -158,7 +160,7 @@ class TestReading:
 
         monkeypatch.setitem(gym.registry, "Shown-v0", gym.envs.registration.EnvSpec("Shown-v0", Shown))
         run = saved_run(tmp_path, "Shown-v0", model(Shown()))
-        assert list(playing.show(run, 3, seed=5)) == pytest.approx(playing.evaluate(run, 3, seed=5))
+        assert list(play.show(run, 3, seed=5)) == pytest.approx(play.evaluate(run, 3, seed=5))
 
     def test_help_comes_at_once(self):
         started = time.perf_counter()
@@ -272,7 +274,7 @@ class TestRunsOfStrangers:
 
     def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):
         run = self.of_a_module(tmp_path, monkeypatch)
-        assert len(playing.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1
+        assert len(play.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1
         assert sys.modules.pop("their_module")
 
     @staticmethod

@@ -14,12 +14,14 @@ import torch as th
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x import TD3X, experiment, files, lock, playing, repetition
+from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common import files, lock
+from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
-from sb3_td3x.lock import RunLock
-from sb3_td3x.resumable import Resumable
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment, play, repetition
 from tests.commands import FAST, called, prepared, start, td3x
 from tests.resuming import seeded
 from tests.tools import LineEnv, model, weights
@@ -163,7 +165,7 @@ class TestFinished:
             return "one episode"
 
         films = []
-        monkeypatch.setattr(playing, "film", film)
+        monkeypatch.setattr(play, "film", film)
         folder = short_run(tmp_path)
         for steps, trust in ((400, ["--trust"]), (500, [])):
             called(monkeypatch, capfd, "train", "--resume", folder.path, "--steps", steps, *trust)

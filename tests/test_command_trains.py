@@ -17,10 +17,11 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, NonFiniteError, __version__, cli, experiment, load_vecnormalize, playing
+from sb3_td3x import TD3X, NonFiniteError, __version__, cli, load_vecnormalize
 from sb3_td3x.cli import train
-from sb3_td3x.evaluation import save_normalization
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment, play
+from sb3_td3x.runs.evaluation import save_normalization
 from tests.commands import FAST, QUICK, called, prepared, start, td3x
 from tests.studies import study
 from tests.tools import LineEnv, model
@@ -107,7 +108,7 @@ class TestTrain:
         assert steps.tolist() == [60]
         (line,) = csv.DictReader((run.folder.path / "scores.csv").read_text().splitlines())
         assert float(line["mean_return"]) == pytest.approx(results.mean(), rel=1e-8)  # rewards may be small numbers
-        again = playing.evaluate(run.folder, results.size, run.experiment.seed)
+        again = play.evaluate(run.folder, results.size, run.experiment.seed)
         assert not set(again) & set(results.ravel())  # fresh episodes although the seed is the run's
         assert run.folder.best_model.exists()
         assert run.folder.curve.exists()
@@ -128,7 +129,7 @@ class TestTrain:
         assert np.isfinite([*last.obs_rms.mean, *last.obs_rms.var]).all()
         assert last.obs_rms.count == pytest.approx(1 + 94, abs=1e-3)  # the reset and the steps before
         steps, results = run.folder.scores()
-        env = playing.open_evaluation_env(run.folder, seed=1)
+        env = play.open_evaluation_env(run.folder, seed=1)
         assert isinstance(env, VecNormalize)
         assert np.isfinite(env.obs_rms.mean).all()
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's

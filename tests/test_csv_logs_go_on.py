@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import Figure, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.checkpoint import TD3XCheckpointCallback, logs, resume_run, save_run
+from sb3_td3x.checkpoint import TD3XCheckpointCallback, log_state, resume_run, save_run
 from tests.resuming import seeded
 from tests.tools import LineEnv, model
 
@@ -22,7 +22,7 @@ def test_goes_on_at_the_right_line_though_its_header_has_grown(tmp_path):
         return True
 
     def learner(run):
-        run.set_logger(logs.configure(tmp_path / "progress.csv"))
+        run.set_logger(log_state.configure(tmp_path / "progress.csv"))
         return run
 
     def rows():
@@ -55,7 +55,7 @@ def test_what_was_recorded_before_a_checkpoint_is_in_the_next_line(tmp_path):
         return True
 
     def learner(run):
-        run.set_logger(logs.configure(tmp_path / "progress.csv"))
+        run.set_logger(log_state.configure(tmp_path / "progress.csv"))
         return run
 
     def rows():
@@ -113,7 +113,7 @@ def test_is_never_emptied(tmp_path, monkeypatch):
         return file
 
     monkeypatch.setattr("stable_baselines3.common.logger.open", opened, raising=False)
-    logger = logs.configure(path)
+    logger = log_state.configure(path)
     logger.record("step", 2)
     logger.dump()
     assert set(held) == {"step\n1\n"}
@@ -123,8 +123,8 @@ def test_is_never_emptied(tmp_path, monkeypatch):
 def test_has_its_header_after_a_kill_before_the_first_line_that_counts(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text("lost\n1\n")
-    logger = logs.configure(path)
-    logs.go_on(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 0}, step=0)
+    logger = log_state.configure(path)
+    log_state.go_on(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 0}, step=0)
     for value in (2, 3):
         logger.record("step", value)
         logger.dump()
@@ -137,14 +137,14 @@ def test_may_be_on_another_drive_than_the_checkpoints(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os.path, "relpath", relpath)
     learner = model(seeded())
-    learner.set_logger(logs.configure(tmp_path / "progress.csv"))
+    learner.set_logger(log_state.configure(tmp_path / "progress.csv"))
     learner.learn(80)
-    assert logs.lengths(learner.logger, learner.env, tmp_path / "run")[str(tmp_path / "progress.csv")] == 2
+    assert log_state.lengths(learner.logger, learner.env, tmp_path / "run")[str(tmp_path / "progress.csv")] == 2
 
 
 def test_is_known_under_any_name_of_its_folder(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "run" / "progress.csv").write_text("step\n1\n")
-    logger = logs.configure(tmp_path / "link" / "progress.csv")
-    assert logs.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2, "./": 0}
+    logger = log_state.configure(tmp_path / "link" / "progress.csv")
+    assert log_state.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2, "./": 0}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
-from sb3_td3x.serialization import modelfile
+from sb3_td3x.saving import model_zip
 from tests.tools import LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, signed
 
@@ -110,19 +110,19 @@ def member_flipped(dice, content):
 
 def member_flipped_and_signed(dice, content):
     parts = members(content)
-    name = dice.choice([name for name in parts if name != modelfile.PLAIN])
+    name = dice.choice([name for name in parts if name != model_zip.PLAIN])
     parts[name] = flipped(dice, parts[name]) if parts[name] else b"x"
-    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
 
 
 def tensors_pickle_flipped(dice, content):
     """The small pickle that describes the tensors, most of which is structure."""
     parts = members(content)
-    name = dice.choice(modelfile.TENSORS)
+    name = dice.choice(model_zip.TENSORS)
     inner = members(parts[name])
     pickled = next(one for one in inner if one.endswith("data.pkl"))
     parts[name] = packed({**inner, pickled: flipped(dice, inner[pickled])})
-    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
 
 
 VALUES = [
@@ -142,9 +142,9 @@ def places(value, path=()):
 
 def edited_json(dice, content):
     parts = members(content)
-    name = modelfile.PLAIN if modelfile.PLAIN in parts and dice.random() < 0.8 else "data"
+    name = model_zip.PLAIN if model_zip.PLAIN in parts and dice.random() < 0.8 else "data"
     data = json.loads(parts[name])
-    target = data["fields"] if name == modelfile.PLAIN else data
+    target = data["fields"] if name == model_zip.PLAIN else data
     path = dice.choice([path for path in places(target) if path])
     for key in path[:-1]:
         target = target[key]
@@ -156,7 +156,7 @@ def edited_json(dice, content):
     elif isinstance(target, dict):
         target[dice.choice(["x", "learn", "env", "@", "gamma"])] = target.pop(path[-1])
     parts[name] = json.dumps(data).encode()
-    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
 
 
 def edited_pickle(dice, content):
@@ -167,7 +167,7 @@ def edited_pickle(dice, content):
     pickled = base64.b64decode(data[name][":serialized:"])
     data[name][":serialized:"] = base64.b64encode(dice.choice([flipped, shifted, truncated])(dice, pickled)).decode()
     parts["data"] = json.dumps(data).encode()
-    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
 
 
 ACCIDENTS = (flipped, truncated, shifted, blanked, end_of_another)

@@ -3,7 +3,7 @@
 import torch as th
 
 from sb3_td3x import TD3X
-from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.common.transitions import DeviceReplayBuffer
 from tests.tools import LineEnv, model
 
 

@@ -112,7 +112,7 @@ def test_policy_classes_of_sb3_become_ours(name, ours):
     assert model(policy=TD3.policy_aliases["MlpPolicy"]).policy_class is TD3XPolicy
     algorithm = TD3X(TD3.policy_aliases[name], LineEnv(), _init_setup_model=False)
     assert algorithm.policy_class is TD3.policy_aliases[name]
-    from sb3_td3x.policies import FROM_SB3
+    from sb3_td3x.td3x.policies import FROM_SB3
 
     assert FROM_SB3[algorithm.policy_class] is ours
 

@@ -8,9 +8,10 @@ import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_td3x import TD3X, settings
-from sb3_td3x.replay import DeviceReplayBuffer
-from sb3_td3x.update import UpdateSettings
+from sb3_td3x import TD3X
+from sb3_td3x.common import validation
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.td3x.gradient_step import UpdateSettings
 from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
 
 TURNED = {
@@ -83,15 +84,15 @@ def test_learning_rate_follows_its_schedule():
     assert "train/qf_learning_rate" not in algorithm.logger.name_to_value
 
 
-@pytest.mark.parametrize("name", sorted(settings.WHOLE_WITH_MINIMUM))
+@pytest.mark.parametrize("name", sorted(validation.WHOLE_WITH_MINIMUM))
 def test_whole_numbers_below_their_minimum_fractions_and_text_are_refused(name):
-    minimum = settings.WHOLE_WITH_MINIMUM[name]
+    minimum = validation.WHOLE_WITH_MINIMUM[name]
     for bad in (minimum - 1, minimum + 0.5, math.nan, math.inf, 10**400, "many"):
         with pytest.raises(ValueError, match=name):
             model(**{name: bad})
 
 
-@pytest.mark.parametrize("name", settings.BETWEEN_0_AND_1)
+@pytest.mark.parametrize("name", validation.BETWEEN_0_AND_1)
 def test_shares_outside_0_and_1_are_refused(name):
     for bad in (-0.1, 1.1, math.nan, None):
         with pytest.raises(ValueError, match=name):
@@ -100,7 +101,7 @@ def test_shares_outside_0_and_1_are_refused(name):
         assert getattr(model(**{name: edge}), name) == edge
 
 
-@pytest.mark.parametrize("name", [*settings.NOT_NEGATIVE, "learning_rate", "qf_learning_rate", "action_noise"])
+@pytest.mark.parametrize("name", [*validation.NOT_NEGATIVE, "learning_rate", "qf_learning_rate", "action_noise"])
 def test_negative_noise_and_rates_are_refused(name):
     for bad in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=name):

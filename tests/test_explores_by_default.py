@@ -8,7 +8,7 @@ from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNo
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.exploration import noise_std
+from sb3_td3x.td3x.exploration import noise_std
 from tests.tools import LineEnv, model
 
 LOPSIDED = spaces.Box(np.array([-2.0, 0.0], dtype=np.float32), np.array([1.0, 10.0], dtype=np.float32))

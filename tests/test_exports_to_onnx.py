@@ -14,8 +14,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
 from torch import nn
 
-from sb3_td3x import TD3X, __version__, experiment, export
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import TD3X, __version__
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment
+from sb3_td3x.td3x import onnx
 from tests.commands import called_and_heard
 from tests.tools import LineEnv, model
 
@@ -136,7 +138,7 @@ class TestTheGraphActsAsPredict:
         assert session.get_modelmeta().custom_metadata_map == {
             "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "actor": "live", "sb3_td3x": __version__,
         }  # fmt: skip
-        assert str(Path(export.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
+        assert str(Path(onnx.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
         assert [one.name for one in folder.iterdir()] == ["given.onnx"]  # the weights are inside
 
 
@@ -169,7 +171,7 @@ class DependsOnData(FlattenExtractor):
 
 class TestBadInput:
     def test_a_missing_package_is_named_with_the_command_that_installs_it(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+        monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
         with pytest.raises(ValueError, match=r'needs onnxscript: pip install "sb3-td3x\[onnx\]"'):
             model().export_onnx(tmp_path / "model.onnx")
 
@@ -199,8 +201,8 @@ class TestBadInput:
 
     @pytest.mark.parametrize("predicted", [0.5, np.nan])
     def test_a_graph_that_acts_otherwise_is_not_written(self, predicted, tmp_path, monkeypatch):
-        monkeypatch.setattr(export, "_onnx", lambda graph, batch: passing_on())
-        monkeypatch.setattr(export, "_predicted", lambda *_: np.full((3, 1), predicted))
+        monkeypatch.setattr(onnx, "_onnx", lambda graph, batch: passing_on())
+        monkeypatch.setattr(onnx, "_predicted", lambda *_: np.full((3, 1), predicted))
         with pytest.raises(ValueError, match="other actions than predict"):
             model().export_onnx(tmp_path / "model.onnx")
         assert not list(tmp_path.iterdir())

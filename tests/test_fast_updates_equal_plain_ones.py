@@ -19,12 +19,13 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy, accelerate
-from sb3_td3x.accelerate import CannotAccelerate, FastUpdate, choose
+from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
+from sb3_td3x.td3x import compiled
+from sb3_td3x.td3x.compiled import CannotAccelerate, FastUpdate, choose
 from tests.paths import assert_equal, noise, optimiser_states, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
-pytestmark = pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
 
 
 class IndexedSamples(NamedTuple):
@@ -328,7 +329,7 @@ def test_a_policy_class_that_is_not_ours_is_updated_on_the_plain_path():
 
 
 def test_numbers_are_not_rounded_to_the_actions_type(monkeypatch):
-    monkeypatch.setattr(accelerate, "_compile", lambda recorded, inputs: recorded.step)
+    monkeypatch.setattr(compiled, "_compile", lambda recorded, inputs: recorded.step)
     env = LineEnv(action_space=spaces.Box(-1, 1, (1,), np.float16))
     both = pair(env=env, gamma=0.5001)  # 0.5 in float16
     for algorithm in both:

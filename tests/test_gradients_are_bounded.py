@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_td3x import TD3X, ModelFileError, NonFiniteError, accelerate
-from sb3_td3x.update import UpdateSettings, clipped
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError
+from sb3_td3x.td3x import compiled
+from sb3_td3x.td3x.gradient_step import UpdateSettings, clipped
 from tests.tools import SMALL, feed, largest_difference, model, random_batch, weights, without_output
 from tests.zips import with_fields
 
@@ -60,7 +61,7 @@ def test_a_bound_that_is_never_reached_is_none_bit_for_bit():
     assert largest_difference(weights(free), weights(bounded)) == 0
 
 
-@pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+@pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
 def test_an_edit_takes_effect_on_every_path_and_only_on_and_off_are_two_programs():
     plain, compiled = ready(), ready("compiled")
     programs = []

@@ -15,8 +15,8 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
-from sb3_td3x.replay import DeviceReplayBuffer
-from sb3_td3x.serialization import fields, known
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.saving import fields, known
 from tests.test_plain_values import equal
 from tests.tools import SMALL, LineEnv, largest_difference, model, weights, without_constructor
 

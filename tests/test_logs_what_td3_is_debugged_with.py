@@ -22,11 +22,11 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.accelerate import _has_compiler
-from sb3_td3x.diagnostics import measure, undisturbed_sample
-from sb3_td3x.exploration import noise_std
-from sb3_td3x.replay import DeviceReplayBuffer
-from sb3_td3x.update import UpdateSettings
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.td3x.compiled import _has_compiler
+from sb3_td3x.td3x.diagnostics import measure, undisturbed_sample
+from sb3_td3x.td3x.exploration import noise_std
+from sb3_td3x.td3x.gradient_step import UpdateSettings
 from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, weights
 
 ROOT = Path(__file__).parent.parent

@@ -7,8 +7,9 @@ import pytest
 import torch as th
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-from sb3_td3x import NonFiniteError, accelerate, precision
-from sb3_td3x.accelerate import CannotAccelerate
+from sb3_td3x import NonFiniteError
+from sb3_td3x.td3x import compiled, precision
+from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, optimiser_states, pair, ready, train
 from tests.tools import LineEnv, model, random_batch, weights
 
@@ -113,7 +114,7 @@ def with_extractor(extractor):
 def recorded(monkeypatch):
     """Programs run operation by operation: what is recorded is what counts here."""
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
-    monkeypatch.setattr(accelerate, "_has_compiler", lambda: True)
+    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
 
 
 def assert_plain_takes_over(extractor, capsys):
@@ -222,7 +223,7 @@ def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_fini
     assert [id(buffer) for buffer in algorithm.policy.buffers()] == held
 
 
-@pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+@pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
 def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
     assert "making the program failed" in assert_plain_takes_over(Recurrent, capsys)
 

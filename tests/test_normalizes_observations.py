@@ -8,8 +8,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.observations import ObservationNormalizer, RunningMoments
-from sb3_td3x.policies import TD3XPolicy
+from sb3_td3x.td3x.normalizer import ObservationNormalizer, RunningMoments
+from sb3_td3x.td3x.policies import TD3XPolicy
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}

@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from sb3_td3x import lock
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common import lock
+from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
-from sb3_td3x.evaluation import Evaluation
-from sb3_td3x.experiment import Experiment, prepare
-from sb3_td3x.lock import RunLock
+from sb3_td3x.runs.evaluation import Evaluation
+from sb3_td3x.runs.experiment import Experiment, prepare
 from tests.resuming import seeded
 from tests.tools import model
 

@@ -17,9 +17,9 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from sb3_td3x import TD3X, ModelFileError
-from sb3_td3x.exploration import AnnealedActionNoise, ScalarActionNoise
-from sb3_td3x.serialization import known
-from sb3_td3x.serialization.plain import NotPlain, decode, encode
+from sb3_td3x.saving import known
+from sb3_td3x.saving.plain import NotPlain, decode, encode
+from sb3_td3x.td3x.exploration import AnnealedActionNoise, ScalarActionNoise
 
 
 def through_json(value):

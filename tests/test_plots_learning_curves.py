@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from sb3_td3x import curves, iqm, scores
-from sb3_td3x.rundir import SCORES, RunDir
+from sb3_td3x.results import iqm, plots, scores
+from sb3_td3x.results.run_dir import SCORES, RunDir
 from tests.commands import called
 
 HEAD = "algo,setting,env,seed,timesteps,mean_return,std_return,wall_seconds"
@@ -149,7 +149,7 @@ class TestReading:
 class TestCurves:
     def test_over_steps_is_the_mean_over_seeds_with_its_interval(self, tmp_path):
         runs = scores.read([table(tmp_path / f"{seed}.csv", seed=seed, values=(seed, 2 * seed, 7)) for seed in (0, 3, 6)])
-        curve = curves.summary(runs)
+        curve = plots.summary(runs)
         assert curve.x.tolist() == [100, 200, 300]
         assert curve.mean.tolist() == [3, 6, 7]
         # Of the 27 resamples of 0, 3, 6 the lowest mean is 0 and the highest 6, each with probability 1/27 > 2.5 %
@@ -158,23 +158,23 @@ class TestCurves:
 
     def test_ends_where_the_shortest_run_ends(self, tmp_path):
         runs = scores.read([table(tmp_path / "a.csv"), table(tmp_path / "b.csv", seed=1, values=(1, 1, 1, 9))])
-        assert curves.summary(runs).x.tolist() == [100, 200, 300]
+        assert plots.summary(runs).x.tolist() == [100, 200, 300]
 
     def test_over_time_a_score_between_two_evaluations_is_on_the_line_between_them(self, tmp_path):
         slow, fast = table(tmp_path / "a.csv", pace=4.0, values=(0, 4)), table(tmp_path / "b.csv", pace=3.0, values=(6, 0, 6))
-        curve = curves.summary(scores.read([slow, fast]), "time")
+        curve = plots.summary(scores.read([slow, fast]), "time")
         assert curve.x.tolist() == [4, 6, 8]  # evaluated at 4, 8 and at 3, 6, 9
         np.testing.assert_allclose(curve.mean, [(0 + 4) / 2, (2 + 0) / 2, (4 + 4) / 2])
 
     def test_one_run_has_the_spread_over_its_episodes(self, tmp_path):
-        curve = curves.summary(scores.read([table(tmp_path / "a.csv")]))
+        curve = plots.summary(scores.read([table(tmp_path / "a.csv")]))
         assert (curve.high - curve.low).tolist() == [1, 1, 1]
 
     def test_a_panel_per_environment_and_axis_and_a_line_per_setting(self, tmp_path):
         for env in ("A-v0", "B-v0"):
             for setting in ("one", "two"):
                 table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
-        picture = curves.figure(scores.read([tmp_path]), ("steps", "time"))
+        picture = plots.figure(scores.read([tmp_path]), ("steps", "time"))
         assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"] * 2
         assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time (seconds)"]
         assert all(len(axes.lines) == 2 for axes in picture.axes)
@@ -183,7 +183,7 @@ class TestCurves:
     def test_twenty_settings_have_twenty_looks(self, tmp_path):
         for number in range(20):
             table(tmp_path / f"{number}.csv", setting=f"{number:02}")
-        picture = curves.figure(scores.read([tmp_path]))
+        picture = plots.figure(scores.read([tmp_path]))
         drawn = {(line.get_color(), line.get_linestyle()) for line in picture.axes[0].lines}
         shown = {(line.get_color(), line.get_linestyle()) for line in picture.legends[0].get_lines()}
         assert len(drawn) == 20
@@ -191,7 +191,7 @@ class TestCurves:
 
     @pytest.mark.parametrize(("pace", "unit", "last"), [(99.0, "seconds", 297), (100.0, "minutes", 5), (3000.0, "hours", 2.5)])
     def test_time_has_the_unit_that_fits(self, pace, unit, last, tmp_path):
-        (axes,) = curves.figure(scores.read([table(tmp_path / "a.csv", pace=pace)]), ("time",)).axes
+        (axes,) = plots.figure(scores.read([table(tmp_path / "a.csv", pace=pace)]), ("time",)).axes
         assert axes.get_xlabel() == f"wall-clock time ({unit})"
         assert axes.lines[0].get_xdata()[-1] == pytest.approx(last)
 
@@ -199,7 +199,7 @@ class TestCurves:
     def test_a_legend_is_whole(self, letters, tmp_path):
         for number in range(5):
             table(tmp_path / f"{number}.csv", setting=f"{number}" + " =256" * (letters // 5))
-        picture = curves.figure(scores.read([tmp_path]))
+        picture = plots.figure(scores.read([tmp_path]))
         picture.draw_without_rendering()
         (legend,) = picture.legends
         box = legend.get_window_extent()
@@ -217,10 +217,10 @@ class TestCurves:
     def test_without_times_say_so(self, tmp_path):
         one = scores.read([table(tmp_path / "a.csv", pace=float("nan"))])
         with pytest.raises(ValueError, match=r"has no times .*--x steps"):
-            curves.figure(one, ("time",))
+            plots.figure(one, ("time",))
 
     def test_names_are_text_and_no_formula(self, tmp_path):
-        curves.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
+        plots.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
 
 
 class TestInterquartileMean:
@@ -237,7 +237,7 @@ class TestInterquartileMean:
         pytest.importorskip("rliable", reason="rliable is not installed")
         from rliable.metrics import aggregate_iqm
 
-        panel = curves.figure(four, with_iqm=True).axes[-1]
+        panel = plots.figure(four, with_iqm=True).axes[-1]
         (line,) = panel.lines
         # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
         middle = aggregate_iqm(np.array([[1 / 5, 100 / 400], [2 / 5, 200 / 400]]))
@@ -263,7 +263,7 @@ class TestInterquartileMean:
         quick, slow = table(tmp_path / "a.csv", "A-v0", pace=1.0), table(tmp_path / "b.csv", "B-v0", pace=10.0)
         for place, env in ((quick, "A-v0"), (slow, "B-v0")):
             table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
-        picture = curves.figure(scores.read([tmp_path]), ("time",), with_iqm=True)
+        picture = plots.figure(scores.read([tmp_path]), ("time",), with_iqm=True)
         assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
         caption = picture.get_supxlabel()
         assert "not in the IQM, as the environments have no time in common: TD3X default" in caption
@@ -275,7 +275,7 @@ class TestInterquartileMean:
             table(tmp_path / f"{name}.csv", "A-v0", seed, values=(value,))
         for name, seed, value in (("c", 2, 999), ("d", 1, 2), ("e", 0, 1)):
             table(tmp_path / f"{name}.csv", "B-v0", seed, values=(value,))
-        line, *_ = curves.figure(scores.read([tmp_path]), with_iqm=True, normalize=False).axes[-1].lines
+        line, *_ = plots.figure(scores.read([tmp_path]), with_iqm=True, normalize=False).axes[-1].lines
         assert line.get_ydata().tolist() == [1.5]  # of 1, 1, 2 and 2
 
     def test_of_one_seed_has_an_interval_without_width(self):

@@ -10,7 +10,8 @@ import pytest
 import torch as th
 from gymnasium import spaces
 
-from sb3_td3x import TD3X, precision
+from sb3_td3x import TD3X
+from sb3_td3x.td3x import precision
 from tests.paths import assert_equal, pair, ready, train
 from tests.tools import LineEnv, largest_difference, random_batch, weights
 

@@ -11,7 +11,8 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 
-from sb3_td3x import experiment, presets
+from sb3_td3x import presets
+from sb3_td3x.runs import experiment
 from tests.tools import model
 
 ENTRIES = [

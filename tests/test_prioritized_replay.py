@@ -9,10 +9,11 @@ from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
-from sb3_td3x import TD3X, accelerate, rule, update
+from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import replay
-from sb3_td3x.prioritized import PrioritizedReplayBuffer
-from sb3_td3x.replay import sample
+from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.transitions import sample
+from sb3_td3x.td3x import compiled, gradient_step, losses
 from tests.paths import assert_equal, pair, train
 from tests.reference.prioritized_by_the_paper import largest_errors, priority
 from tests.tools import LineEnv, filled, model, random_batch, without_output
@@ -33,36 +34,17 @@ class TestRule:
     @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 6)])
     def test_errors_and_priorities_are_the_slow_twins(self, n, m):
         values, target = drawn_values(0, critics=3, n=n, m=m)
-        errors = rule.errors(*tensors(values, target))
+        errors = losses.errors(*tensors(values, target))
         np.testing.assert_allclose(errors.detach(), largest_errors(values, target), rtol=1e-13)
         expected = [priority(error) for error in errors.tolist()]
-        np.testing.assert_allclose(rule.priorities(errors.detach()), expected, rtol=1e-13)
+        np.testing.assert_allclose(losses.priorities(errors.detach()), expected, rtol=1e-13)
         assert {*(errors < 1).tolist()} == {True, False}  # both branches
 
     def test_losses_per_transition_are_those_of_the_whole_batch(self):
         values, target = tensors(*drawn_values(1, n=5, m=6))
-        losses = rule.quantile_huber_losses(values, target)
-        assert losses.shape == (40,)
-        assert losses.mean().item() == pytest.approx(rule.quantile_critic_loss(values, target).item(), rel=1e-13)
-
-    @pytest.mark.parametrize(
-        ("losses", "n", "m"),
-        [(rule.scalar_huber_losses, 1, 1), (rule.quantile_huber_losses, 5, 6)],
-        ids=["scalar", "quantiles"],
-    )
-    def test_pal_on_all_transitions_has_the_gradient_that_lap_has_on_average(self, losses, n, m):
-        values, target = tensors(*drawn_values(2, n=n, m=m))
-        errors = rule.errors([value.detach() for value in values], target)
-        pal = th.autograd.grad((rule.pal_weights(errors) * losses(values, target)).mean(), values)
-        chances = np.array([priority(error) for error in errors.tolist()])
-        chances /= chances.sum()
-        lap = [np.zeros(value.shape) for value in values]
-        for row, chance in enumerate(chances):  # drawn alone, in a batch of one
-            alone, wanted = tensors([value[row : row + 1].detach().numpy() for value in values], target[row : row + 1].numpy())
-            for total, gradient in zip(lap, th.autograd.grad(losses(alone, wanted).mean(), alone), strict=True):
-                total[row] += chance * gradient.numpy()[0]
-        for found, expected in zip(pal, lap, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
+        each = losses.quantile_huber_losses(values, target)
+        assert each.shape == (40,)
+        assert each.mean().item() == pytest.approx(losses.quantile_critic_loss(values, target).item(), rel=1e-13)
 
 
 class TestBuffer:
@@ -150,13 +132,13 @@ class TestAlgorithm:
         place = algorithm.replay_buffer._sampled
         np.random.set_state(state)
         algorithm.train(1, 8)
-        target = update.target_of(before, batch, th.zeros_like(batch.actions), algorithm._rule_settings())
+        target = gradient_step.target_of(before, batch, th.zeros_like(batch.actions), algorithm._rule_settings())
         with th.no_grad():
             values = before.critic(batch.observations, batch.actions)
         expected = [priority(error) for error in largest_errors([value.numpy() for value in values], target.numpy())]
         np.testing.assert_allclose(algorithm.replay_buffer.priorities[place], expected, rtol=1e-5)
 
-    @pytest.mark.skipif(not accelerate._has_compiler(), reason="no C++ compiler on this machine")
+    @pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
     def test_compiled_updates_tell_the_same_errors(self):
         told = {"plain": [], "compiled": []}
         models = pair(prioritization="lap", n_quantiles=5, policy_delay=1)
@@ -165,8 +147,8 @@ class TestAlgorithm:
             train(algorithm, [random_batch(seed) for seed in range(4)])
         assert_equal(*models)
         assert len(told["compiled"]) == 4
-        for plain, compiled in zip(*told.values(), strict=True):
-            th.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+        for plain, fast in zip(*told.values(), strict=True):
+            th.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
 
     def test_lap_chooses_its_buffer_and_none_leaves_it_to_sb3(self, tmp_path):
         assert type(model(prioritization="lap").replay_buffer) is PrioritizedReplayBuffer

@@ -15,8 +15,10 @@ import pytest
 import yaml
 from gymnasium import spaces
 
-from sb3_td3x import TD3X, experiment, hub, playing
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import TD3X
+from sb3_td3x.publish import hub
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment, play
 from tests.commands import called_and_heard
 from tests.tools import LineEnv, model
 
@@ -116,7 +118,7 @@ class TestTheRepository:
 
     def test_its_scores_are_those_of_td3x_eval(self, run, repository):
         results = json.loads((repository / "results.json").read_text())
-        assert results["mean_reward"] == pytest.approx(playing.evaluate(run, 2, seed=1_000).mean())
+        assert results["mean_reward"] == pytest.approx(play.evaluate(run, 2, seed=1_000).mean())
 
     def test_its_command_repeats_the_run(self, run, repository, monkeypatch, capfd):
         asked = []
@@ -206,7 +208,7 @@ class TestTheCommand:
 
     @pytest.mark.parametrize("name", ["walker", "a/b/c", "some one/walker", ""])
     def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, capfd):
-        monkeypatch.setattr(playing, "evaluate", lambda *_: pytest.fail("evaluated first"))
+        monkeypatch.setattr(play, "evaluate", lambda *_: pytest.fail("evaluated first"))
         code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", name)
         assert code == 2
         assert "is no repository's name" in printed.err

@@ -14,7 +14,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy, precision, rule
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy
+from sb3_td3x.td3x import losses, precision
 from tests.reference.quantiles_by_the_paper import kept_quantiles, quantile_huber
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
@@ -46,7 +47,7 @@ class TestRule:
         quantiles, _ = random_case(0, critics)
         rewards, dones = np.arange(4.0).reshape(4, 1), np.array([[0.0], [1.0], [0.0], [0.0]])
         expected = rewards + 0.9 * (1 - dones) * kept_quantiles(quantiles, drop)
-        found = rule.quantile_target(*tensors(quantiles, rewards, dones), 0.9, drop)
+        found = losses.quantile_target(*tensors(quantiles, rewards, dones), 0.9, drop)
         assert found.shape == (4, critics * (5 - drop))
         np.testing.assert_allclose(np.sort(found.numpy()), expected, rtol=1e-14)
 
@@ -56,7 +57,7 @@ class TestRule:
         current, wanted = tensors(quantiles, target)
         for tensor in current:
             tensor.requires_grad_()
-        loss = rule.quantile_critic_loss(current, wanted)
+        loss = losses.quantile_critic_loss(current, wanted)
         twins = [quantile_huber(one, target) for one in quantiles]
         assert loss.item() == pytest.approx(sum(twin[0] for twin in twins) / 2, rel=1e-13)
         for tensor, (_, gradient) in zip(current, twins, strict=True):
@@ -78,7 +79,7 @@ class TestRule:
         quantiles, target = tensors(*random_case(1, critics, n, m))
         expected = theirs(th.stack(quantiles, 1), target[:, None], sum_over_quantiles=False)
         # its midpoints are float32
-        assert rule.quantile_critic_loss(quantiles, target).item() == pytest.approx(expected.item(), rel=1e-6)
+        assert losses.quantile_critic_loss(quantiles, target).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def tensors(*parts):

@@ -13,7 +13,8 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from sb3_td3x import RayVecEnv, ResumableEnv, TD3XCheckpointCallback, ray_vec_env, resume_run
+from sb3_td3x import RayVecEnv, ResumableEnv, TD3XCheckpointCallback, resume_run
+from sb3_td3x.common import ray_vec_env
 from sb3_td3x.errors import EnvironmentDiedError
 from tests.resuming import OpenLineEnv
 from tests.tools import LineEnv, largest_difference, model, weights

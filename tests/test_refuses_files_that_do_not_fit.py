@@ -138,7 +138,7 @@ class TestArchives:
             TD3X.load(io.BytesIO(packed(signed({**members(zipped), "policy.pth": file.getvalue()}))))
 
     def test_json_of_any_size_is_not_read(self, zipped, monkeypatch):
-        monkeypatch.setattr("sb3_td3x.serialization.modelfile.MAX_JSON", 1000)
+        monkeypatch.setattr("sb3_td3x.saving.model_zip.MAX_JSON", 1000)
         with pytest.raises(ModelFileError, match="more than 1000 bytes"):
             TD3X.load(io.BytesIO(zipped))
 
@@ -164,8 +164,8 @@ HOSTILE = {
     "a great many values": {"resumptions": [0] * 600_000},
     "no space": {"observation_space": None},
     "a layer as policy": {"policy_class": {"@": "class", "name": "torch.nn:ReLU"}},
-    "a policy as buffer": {"replay_buffer_class": {"@": "class", "name": "sb3_td3x.policies:TD3XPolicy"}},
-    "a buffer as layer": {"policy_kwargs": {"activation_fn": {"@": "class", "name": "sb3_td3x.replay:DeviceReplayBuffer"}}},
+    "a policy as buffer": {"replay_buffer_class": {"@": "class", "name": "sb3_td3x.td3x.policies:TD3XPolicy"}},
+    "a buffer as layer": {"policy_kwargs": {"activation_fn": {"@": "class", "name": "sb3_td3x.common.transitions:DeviceReplayBuffer"}}},
     "a layer as optimiser": {"policy_kwargs": {**SMALL, "optimizer_class": {"@": "class", "name": "torch.nn:ReLU"}}},
     "a covered method": {"learn": 1},
     "a covered policy": {"policy": 1},

@@ -6,8 +6,8 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x.prioritized import PrioritizedReplayBuffer
-from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.transitions import DeviceReplayBuffer
 from tests.tools import SPACES, LineEnv, filled
 
 pytestmark = pytest.mark.parametrize("cls", [DeviceReplayBuffer, PrioritizedReplayBuffer])

@@ -18,8 +18,10 @@ import yaml
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from typer.testing import CliRunner
 
-from sb3_td3x import cli, experiment, report
-from sb3_td3x.rundir import RunDir
+from sb3_td3x import cli
+from sb3_td3x.publish import report
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import experiment
 from tests.commands import FAST, called
 from tests.tools import LineEnv
 

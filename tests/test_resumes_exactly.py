@@ -25,10 +25,11 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
-from sb3_td3x import TD3X, accelerate, precision
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, world
-from sb3_td3x.environments import EpisodeSeeds
-from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x import TD3X
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.runs.environments import EpisodeSeeds
+from sb3_td3x.td3x import compiled, precision
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, poison_generators, run_twice, seeded
 from tests.tools import LineEnv, model, weights
 
@@ -341,7 +342,7 @@ class TestSaysWhatIsNotExact:
 
     def test_a_wrapper_whose_state_was_not_known_when_it_was_saved_is_named(self, tmp_path, monkeypatch):
         with monkeypatch.context() as before:
-            before.delitem(world.LAYERS, NormalizeReward)
+            before.delitem(env_state.LAYERS, NormalizeReward)
             model(seeded(wrapper=NormalizeReward)).learn(40, TD3XCheckpointCallback(20, tmp_path))
         with pytest.warns(UserWarning, match="not restored exactly: what NormalizeReward may keep"):
             resume_run(tmp_path, seeded(wrapper=NormalizeReward)).learn(60, resume=True)
@@ -390,8 +391,8 @@ class TestSaysWhatIsNotExact:
 
     def test_another_path_of_the_updates_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        monkeypatch.setattr(accelerate, "WORTH_COMPILING", 5)
-        monkeypatch.setattr(accelerate, "_has_compiler", lambda: True)
+        monkeypatch.setattr(compiled, "WORTH_COMPILING", 5)
+        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
         with pytest.warns(UserWarning, match=r"updates were plain, are compiled: 20 updates ahead"):
             resume_run(tmp_path, seeded())._setup_learn(20, None, reset_num_timesteps=False)
 

@@ -19,8 +19,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from torch import nn
 
 from sb3_td3x import TD3X, ModelFileError
-from sb3_td3x.returned import BestActor
-from sb3_td3x.serialization import modelfile
+from sb3_td3x.saving import model_zip
+from sb3_td3x.td3x.returned import BestActor
 from tests.reference.best_window import best_window
 from tests.resuming import OpenLineEnv, assert_same_run, run_twice, seeded
 from tests.tools import LineEnv, largest_difference, model, weights
@@ -392,7 +392,7 @@ def broken(**changes):
 def test_a_damaged_or_foreign_one_is_refused(changes, message, tmp_path):
     trained().save(tmp_path / "model")
     content = b"no tensors" if changes is None else broken(**changes)
-    parts = {**members((tmp_path / "model.zip").read_bytes()), modelfile.BEST_ACTOR: content}
+    parts = {**members((tmp_path / "model.zip").read_bytes()), model_zip.BEST_ACTOR: content}
     (tmp_path / "bad.zip").write_bytes(packed(signed(parts)))
     with pytest.raises(ModelFileError, match=message):
         TD3X.load(tmp_path / "bad")

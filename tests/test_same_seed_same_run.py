@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds
+from sb3_td3x.runs.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds
 from tests.tools import LineEnv, model
 
 CASES = {

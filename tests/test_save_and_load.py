@@ -14,7 +14,7 @@ from stable_baselines3 import PPO, TD3, HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, resume_run
-from sb3_td3x.serialization.modelfile import FORMAT_VERSION
+from sb3_td3x.saving.model_zip import FORMAT_VERSION
 from tests.tools import LineEnv, largest_difference, model, weights
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.zip"))

@@ -12,8 +12,8 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.errors import CheckpointError
-from sb3_td3x.replay import DeviceReplayBuffer
 from tests.resuming import STEPS, assert_same_run, seeded
 from tests.tools import LineEnv, model
 

@@ -15,7 +15,8 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_td3x import TD3X, ModelFileError, NonFiniteError, experiment, playing
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError
+from sb3_td3x.runs import experiment, play
 from tests.commands import prepared
 from tests.tools import LineEnv, largest_difference, model, weights
 
@@ -95,7 +96,7 @@ class TestLayersAroundVecNormalize:
         run = prepared(tmp_path, "Seen-v0", overrides, steps=30, eval_freq=20, eval_episodes=1)
         assert experiment.train(run)
         assert run.model.replay_buffer.obs_shape == shape
-        assert np.isfinite(playing.evaluate(run.folder, 1, seed=5)).all()
+        assert np.isfinite(play.evaluate(run.folder, 1, seed=5)).all()
 
 
 class TestOtherNumberOfEnvironments:

@@ -13,9 +13,10 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy, rule
-from sb3_td3x.embeddings import EmbeddedCritic, Encoder
-from sb3_td3x.replay import DeviceReplayBuffer
+from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.td3x import losses
+from sb3_td3x.td3x.sale import EmbeddedCritic, Encoder
 from tests.paths import assert_equal, pair, train
 from tests.reference.embeddings_by_the_paper import PaperEmbeddedTD3, normalized, normalized_backward
 from tests.resuming import assert_same_run, run_twice, seeded
@@ -165,7 +166,7 @@ class TestNetworks:
     def test_embeddings_of_states_have_a_mean_absolute_value_of_one(self):
         embeddings = encoder_of(model(**EMBEDDED)).state(th.randn(6, 3) * 100)
         th.testing.assert_close(embeddings.abs().mean(1), th.ones(6))
-        assert th.equal(rule.average_l1_normalized(th.zeros(2, 3)), th.zeros(2, 3))
+        assert th.equal(losses.average_l1_normalized(th.zeros(2, 3)), th.zeros(2, 3))
 
     @BOTH_KINDS
     def test_actor_and_critics_see_observation_and_embedding(self, n_quantiles):

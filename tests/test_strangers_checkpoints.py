@@ -7,8 +7,8 @@ import pytest
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.logger import configure
 
-from sb3_td3x import files
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, store
+from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import seeded
 from tests.tools import model

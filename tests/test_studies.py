@@ -15,17 +15,18 @@ import yaml
 from optuna import TrialPruned
 from rich.console import Console
 
-from sb3_td3x import experiment, scores
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
-from sb3_td3x.curves import figure
-from sb3_td3x.lock import RunLock
-from sb3_td3x.rundir import RunDir
-from sb3_td3x.scores import TABLE_COLUMNS
-from sb3_td3x.study import attempt, driver, grid, runners
-from sb3_td3x.study.folder import StudyFolder
-from sb3_td3x.study.runners import Outcome
-from sb3_td3x.study.watch import Progress, progress
+from sb3_td3x.common.lock import RunLock
+from sb3_td3x.results import scores
+from sb3_td3x.results.plots import figure
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.results.scores import TABLE_COLUMNS
+from sb3_td3x.runs import experiment
+from sb3_td3x.runs.study import attempt, driver, grid, runners
+from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study.runners import Outcome
+from sb3_td3x.runs.study.watch import Progress, progress
 from tests.commands import called, td3x
 from tests.studies import SHORT, made, nodes, saved_steps, study, tables
 

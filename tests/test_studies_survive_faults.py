@@ -11,11 +11,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from sb3_td3x.common.lock import STALE_SECONDS, RunLock, is_held
+from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
-from sb3_td3x.lock import STALE_SECONDS, RunLock, is_held
-from sb3_td3x.signals import stopping_on_signal
-from sb3_td3x.study import attempt, runners
-from sb3_td3x.study.folder import StudyFolder
+from sb3_td3x.runs.study import attempt, runners
+from sb3_td3x.runs.study.folder import StudyFolder
 from tests.commands import called, start, td3x
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
 

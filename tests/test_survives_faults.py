@@ -18,8 +18,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from sb3_td3x import files
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, NonFiniteError
 from tests import killable
 from tests.resuming import assert_same_run, seeded
@@ -228,7 +228,7 @@ class TestTheEnvironment:
     def test_sigterm_is_for_the_main_process_whose_end_does_not_wait_for_the_others(self):
         code = """
 import os, signal
-from sb3_td3x import environments
+from sb3_td3x.runs import environments
 env = environments.build("Pendulum-v1", 0, environments.TRAINING, n_envs=2)
 for process in env.processes:
     os.kill(process.pid, signal.SIGTERM)

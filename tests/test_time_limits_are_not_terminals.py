@@ -5,7 +5,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 
-from sb3_td3x import rule
+from sb3_td3x.td3x import losses
 from tests.tools import LineEnv, model
 
 LENGTH = 4
@@ -24,7 +24,7 @@ def batch_of(buffer, indices):
 def test_only_a_termination_stops_the_bootstrap(terminates, stored):
     batch = batch_of(collected(terminates).replay_buffer, [LENGTH - 2, LENGTH - 1])
     assert batch.dones.flatten().tolist() == [0.0, stored]
-    target = rule.scalar_target([th.full((2, 1), 10.0)], batch.rewards, batch.dones, 0.5)
+    target = losses.scalar_target([th.full((2, 1), 10.0)], batch.rewards, batch.dones, 0.5)
     # reward + 0.5 x 10, but the bare reward after a termination
     expected = batch.rewards.flatten() + th.tensor([5.0, 0.0 if terminates else 5.0])
     th.testing.assert_close(target.flatten(), expected)

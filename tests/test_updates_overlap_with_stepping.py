@@ -9,7 +9,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.replay import stored_transitions
+from sb3_td3x.common.transitions import stored_transitions
 from tests.tools import LineEnv, largest_difference, model, weights
 
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli
-from sb3_td3x.replay import DeviceReplayBuffer
-from sb3_td3x.rundir import RunDir
+from sb3_td3x.common.transitions import DeviceReplayBuffer
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.zoo import __main__ as launcher
 from sb3_td3x.zoo import hyperparams
 

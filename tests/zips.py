@@ -5,7 +5,7 @@ import io
 import json
 import zipfile
 
-from sb3_td3x.serialization import modelfile
+from sb3_td3x.saving import model_zip
 
 
 def members(content):
@@ -24,11 +24,11 @@ def packed(parts):
 
 def signed(parts):
     """Members with the checksums put right, as whoever changes a zip on purpose would."""
-    plain = json.loads(parts[modelfile.PLAIN])
-    plain["sha256"] = {name: modelfile._sha256(content) for name, content in parts.items() if name != modelfile.PLAIN}
+    plain = json.loads(parts[model_zip.PLAIN])
+    plain["sha256"] = {name: model_zip._sha256(content) for name, content in parts.items() if name != model_zip.PLAIN}
     plain.pop("own sha256", None)
-    plain["own sha256"] = modelfile._sha256(modelfile._canonical(plain))
-    return {**parts, modelfile.PLAIN: json.dumps(plain).encode()}
+    plain["own sha256"] = model_zip._sha256(model_zip._canonical(plain))
+    return {**parts, model_zip.PLAIN: json.dumps(plain).encode()}
 
 
 def with_attributes(content, **attributes):
@@ -39,15 +39,15 @@ def with_attributes(content, **attributes):
         pickled = {":type:": "?", ":serialized:": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
         data[name] = pickled
     parts["data"] = json.dumps(data).encode()
-    return packed(signed(parts) if modelfile.PLAIN in parts else parts)
+    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
 
 
 def with_fields(content, **fields):
     """A zip with other attributes, encoded, in our own JSON (and some value in SB3's)."""
     parts = members(content)
-    plain, data = json.loads(parts[modelfile.PLAIN]), json.loads(parts["data"])
+    plain, data = json.loads(parts[model_zip.PLAIN]), json.loads(parts["data"])
     for name, value in fields.items():
         plain["fields"][name] = value
         data.setdefault(name, None)
-    parts |= {modelfile.PLAIN: json.dumps(plain).encode(), "data": json.dumps(data).encode()}
+    parts |= {model_zip.PLAIN: json.dumps(plain).encode(), "data": json.dumps(data).encode()}
     return packed(signed(parts))

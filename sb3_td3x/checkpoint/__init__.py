@@ -7,8 +7,8 @@ and ``logs``.
 """
 
 from sb3_td3x.checkpoint.callback import TD3XCheckpointCallback
+from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.checkpoint.run import resume_run, save_run
 from sb3_td3x.checkpoint.store import Checkpoint, Store
-from sb3_td3x.checkpoint.world import ResumableEnv
 
 __all__ = ["Checkpoint", "ResumableEnv", "Store", "TD3XCheckpointCallback", "resume_run", "save_run"]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 from stable_baselines3.common.callbacks import CheckpointCallback
 
-from sb3_td3x.checkpoint import world
+from sb3_td3x.checkpoint import env_state
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint, require_prefix
-from sb3_td3x.lock import RunLock
-from sb3_td3x.resumable import Resumable, StopTraining
-from sb3_td3x.settings import whole
+from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.resumable import Resumable, StopTraining
+from sb3_td3x.common.validation import whole
 
 
 class TD3XCheckpointCallback(CheckpointCallback):
@@ -76,7 +76,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_training_start(self) -> None:
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._saved_at, self._began_at = -1, self.model.num_timesteps
-        self._waits = self.training_env.num_envs == 1 and not world.is_complete(self.training_env)
+        self._waits = self.training_env.num_envs == 1 and not env_state.is_complete(self.training_env)
 
     def _on_rollout_start(self) -> None:
         if self._is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):

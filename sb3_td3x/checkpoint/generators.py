@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb3_td3x.serialization import plain
+from sb3_td3x.saving import plain
 
 
 def state(action_space: spaces.Space, device: th.device) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from sb3_td3x.checkpoint.store import Checkpoint, Store
+from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError
-from sb3_td3x.resumable import Resumable
 
 
 @dataclass

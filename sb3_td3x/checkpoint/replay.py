@@ -15,12 +15,11 @@ import torch as th
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
-from sb3_td3x import files
 from sb3_td3x.checkpoint.store import SEGMENT
+from sb3_td3x.common import arrays, files
+from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.transitions import DeviceReplayBuffer, cut
 from sb3_td3x.errors import CheckpointError
-from sb3_td3x.prioritized import PrioritizedReplayBuffer
-from sb3_td3x.replay import DeviceReplayBuffer, cut
-from sb3_td3x.serialization import arrays
 
 COVERED = (
     ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer, PrioritizedReplayBuffer,

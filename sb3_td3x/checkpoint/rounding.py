@@ -6,9 +6,9 @@ from typing import Any
 
 import torch as th
 
-from sb3_td3x import precision
-from sb3_td3x.accelerate import Accelerated
-from sb3_td3x.resumable import Resumable
+from sb3_td3x.common.resumable import Resumable
+from sb3_td3x.td3x import precision
+from sb3_td3x.td3x.compiled import Accelerated
 
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
 

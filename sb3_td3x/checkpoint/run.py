@@ -16,19 +16,19 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x import files
-from sb3_td3x.checkpoint import callbacks as callback_states
-from sb3_td3x.checkpoint import generators, logs, replay, rounding, shapes, world
+from sb3_td3x.checkpoint import callback_state as callback_states
+from sb3_td3x.checkpoint import env_state, generators, log_state, replay, rounding, shapes
 from sb3_td3x.checkpoint import lineage as lineages
 from sb3_td3x.checkpoint.lineage import Lineage
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
+from sb3_td3x.common import files
+from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
+from sb3_td3x.common.transitions import cut
+from sb3_td3x.common.validation import whole
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
-from sb3_td3x.loading import Loadable
-from sb3_td3x.replay import cut
-from sb3_td3x.resumable import Resumable, SelfResumable, explained_deaths
-from sb3_td3x.serialization import plain
-from sb3_td3x.settings import whole
-from sb3_td3x.td3x import TD3X
+from sb3_td3x.saving import plain
+from sb3_td3x.td3x.loading import Loadable
+from sb3_td3x.td3x.td3x import TD3X
 
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 
@@ -89,7 +89,7 @@ def _add(
 ) -> Checkpoint:
     with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
         model.save(partial_folder / MODEL)
-        surroundings = world.get(env, was_reset=not _is_before_learn(model))
+        surroundings = env_state.get(env, was_reset=not _is_before_learn(model))
         logger: Logger | None = getattr(model, "_logger", None)
         if _was_cut(model):
             surroundings["complete"] = False
@@ -98,7 +98,7 @@ def _add(
             "world": surroundings,
             "callbacks": callback_states.state(callbacks),
             "files": _copy_in(callback_states.files(callbacks), partial_folder),
-            "log": {} if logger is None else logs.unwritten(logger),
+            "log": {} if logger is None else log_state.unwritten(logger),
         }
         (partial_folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
         described = _save_buffer(model, store, lineage, partial_folder) if with_replay_buffer else {}
@@ -108,7 +108,7 @@ def _add(
                 "total": model._total_timesteps,
                 "updates": model._n_updates,
                 "replay": described,
-                "logs": {} if logger is None else logs.lengths(logger, env, store.folder),
+                "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
                 **rounding.facts(model),
                 "resumed": model.resumptions,
                 "not_exact": _not_exact(model, surroundings, callbacks, with_replay_buffer),
@@ -147,7 +147,7 @@ def resume_run(
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     problems = _load_buffer(model, store, found, trust, drop_damaged) + rounding.differences(model, found.manifest)
     lineages.take_up(model, store, found)
-    world.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
+    env_state.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
     model._on_continue = _Continuation(model, found, state, problems)
     return model
 
@@ -303,8 +303,8 @@ class _Continuation:
         _copy_back(self.state["files"], self.found, callback_states.files(callback))
         problems = [*self.problems, *rounding.other_path(model), *callback_states.restore(callback, self.state["callbacks"])]
         problems += self._world(env, self.state["world"], *self.reached)
-        logs.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
-        logs.record(model.logger, self.state.get("log") or {})
+        log_state.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
+        log_state.record(model.logger, self.state.get("log") or {})
         problems += generators.restore(self.state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
@@ -312,15 +312,15 @@ class _Continuation:
 
     def _world(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
         model, at_start = self.model, np.asarray(episode_starts, dtype=bool) & (not self.was_cut)
-        reached = world.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
+        reached = env_state.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
         if saved["complete"] and reached:
-            world.set_vec(env, saved)
+            env_state.set_vec(env, saved)
             model._last_obs = last_obs
             return []
         if self.is_first:
             return self._begin(env, saved)
         first: Any = env.reset()
-        world.set_vec(env, saved, of_episodes=False)
+        env_state.set_vec(env, saved, of_episodes=False)
         normalization = model.get_vec_normalize_env()
         if normalization is not None:
             model._last_original_obs = normalization.get_original_obs()
@@ -329,7 +329,7 @@ class _Continuation:
         model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
         is_equal = _equal(first, last_obs)
         model._last_obs = last_obs if is_equal and at_start.all() else first
-        problems = [_forgotten(name) for name in world.lost(env, saved)]
+        problems = [_forgotten(name) for name in env_state.lost(env, saved)]
         if not at_start.all():
             return [*problems, "the episodes that were under way, which are cut here"]
         if not is_equal:
@@ -339,8 +339,8 @@ class _Continuation:
 
     def _begin(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         """The run's first reset: the one that ``learn`` has made was not from its seeds, and is forgotten."""
-        world.set_vec(env, saved)
-        world.rewind(env)
+        env_state.set_vec(env, saved)
+        env_state.rewind(env)
         self.model._last_obs = env.reset()  # type: ignore[assignment]
         if (normalization := self.model.get_vec_normalize_env()) is not None:
             self.model._last_original_obs = normalization.get_original_obs()

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from sb3_td3x.checkpoint import generators, logs
-from sb3_td3x.serialization import plain
+from sb3_td3x.checkpoint import generators, log_state
+from sb3_td3x.saving import plain
 
 Check = Callable[[Any], bool]
 
@@ -43,9 +43,9 @@ def _generator(value: Any) -> bool:
 
 
 def _record(value: Any) -> bool:
-    """A value of ``logs.unwritten``."""
+    """A value of ``log_state.unwritten``."""
     is_long_enough = isinstance(value, list) and len(value) >= 2
-    return is_long_enough and isinstance(value[0], logs.RECORDED) and _count(value[1]) and all(map(_a(str), value[2:]))
+    return is_long_enough and isinstance(value[0], log_state.RECORDED) and _count(value[1]) and all(map(_a(str), value[2:]))
 
 
 _FILE = {"bytes": _count, "sha256": _a(str)}

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x import files
 from sb3_td3x.checkpoint import shapes
+from sb3_td3x.common import files, links
+from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError
-from sb3_td3x.lock import RunLock
-from sb3_td3x.serialization import links
 
 FORMAT = 1
 MANIFEST = "manifest.json"

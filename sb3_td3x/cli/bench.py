@@ -28,11 +28,12 @@ def command(
     import torch as th
     from stable_baselines3.common.utils import get_device
 
-    from sb3_td3x import files, speed
-    from sb3_td3x.experiment import require_device
-    from sb3_td3x.policies import checked_embedding_dim
-    from sb3_td3x.precision import processor
-    from sb3_td3x.settings import whole
+    from sb3_td3x.common import files
+    from sb3_td3x.common.validation import whole
+    from sb3_td3x.runs import speed
+    from sb3_td3x.runs.experiment import require_device
+    from sb3_td3x.td3x.policies import checked_embedding_dim
+    from sb3_td3x.td3x.precision import processor
 
     require_device(device)
     device = get_device(device).type

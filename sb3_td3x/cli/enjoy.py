@@ -15,19 +15,19 @@ def command(
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")] = False,
 ) -> None:
     """Watch a run's best model: in a window where there is a display, otherwise as a film."""
-    from sb3_td3x import playing
-    from sb3_td3x.rundir import RunDir
-    from sb3_td3x.scores import score_text
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.results.scores import score_text
+    from sb3_td3x.runs import play
 
     console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)
-    if video is None and playing.has_display():
-        for score in playing.show(folder, episodes, seed, trust):
+    if video is None and play.has_display():
+        for score in play.show(folder, episodes, seed, trust):
             console.print(f"return {score_text(score)}")
         return
     out = video or folder.film
     if video is None:
         console.print("there is no display: making a film")
     with console.status("filming"):
-        filmed = playing.film(folder, out, seed, trust=trust)
+        filmed = play.film(folder, out, seed, trust=trust)
     console.print(f"{out} ({filmed})", soft_wrap=True)

@@ -15,9 +15,9 @@ def command(
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")] = False,
 ) -> None:
     """Evaluate a run's best model without exploration noise."""
-    from sb3_td3x.playing import evaluate
-    from sb3_td3x.rundir import RunDir
-    from sb3_td3x.scores import score_text
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.results.scores import score_text
+    from sb3_td3x.runs.play import evaluate
 
     folder = RunDir.open(run)
     returns = evaluate(folder, episodes, seed, device, trust)

@@ -27,9 +27,9 @@ def command(
     """Draw learning curves: a panel per environment, a line per algorithm and setting with the interval over its seeds."""
     if find_spec("matplotlib") is None:
         raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
-    from sb3_td3x.curves import draw
-    from sb3_td3x.iqm import require_rliable
-    from sb3_td3x.scores import read
+    from sb3_td3x.results.iqm import require_rliable
+    from sb3_td3x.results.plots import draw
+    from sb3_td3x.results.scores import read
 
     scores = read(runs)
     if iqm and len({one.env_id for one in scores}) > 1:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.logger import SeqWriter
 
-from sb3_td3x.scores import score_text
+from sb3_td3x.results.scores import score_text
 
 REFRESH_SECONDS = 0.2
 

@@ -18,8 +18,8 @@ def command(
     trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,
 ) -> None:
     """Evaluate a run's best model, write its model card and upload both to the Hugging Face Hub."""
-    from sb3_td3x import hub
-    from sb3_td3x.rundir import RunDir
+    from sb3_td3x.publish import hub
+    from sb3_td3x.results.run_dir import RunDir
 
     console = Console(highlight=False, markup=False)
     folder = RunDir.open(run)

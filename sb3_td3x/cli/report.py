@@ -12,8 +12,8 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
 ) -> None:
     """Write a run as one HTML page that loads nothing: scores, training diagnostics, film, settings, commands."""
-    from sb3_td3x import report
-    from sb3_td3x.rundir import RunDir
+    from sb3_td3x.publish import report
+    from sb3_td3x.results.run_dir import RunDir
 
     folder = RunDir.open(run)
     page = out or folder.report

@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sb3_td3x.study.folder import StudyFolder
-    from sb3_td3x.study.grid import StudyRun
-    from sb3_td3x.study.runners import Outcome, Runner
-    from sb3_td3x.study.watch import Progress
+    from sb3_td3x.runs.study.folder import StudyFolder
+    from sb3_td3x.runs.study.grid import StudyRun
+    from sb3_td3x.runs.study.runners import Outcome, Runner
+    from sb3_td3x.runs.study.watch import Progress
 
 
 def command(
@@ -30,8 +30,8 @@ def command(
 
     Ctrl-C stops it cleanly; the same command goes on. Runs that are finished are never repeated.
     """
-    from sb3_td3x.study import attempt, driver, grid
-    from sb3_td3x.study.folder import StudyFolder
+    from sb3_td3x.runs.study import attempt, driver, grid
+    from sb3_td3x.runs.study.folder import StudyFolder
 
     place = (out or Path("studies") / file.stem).resolve()
     folder = StudyFolder.at(place)
@@ -61,7 +61,7 @@ def command(
 
 
 def _runner(ray: str | None, jobs: int | None, threads: int) -> "Runner":
-    from sb3_td3x.study import runners
+    from sb3_td3x.runs.study import runners
 
     if ray is not None:
         return runners.on_ray(ray, jobs, threads)
@@ -90,7 +90,7 @@ class RunsTable:
     """
 
     def __init__(self, runs: "list[StudyRun]", folder: "StudyFolder"):
-        from sb3_td3x.study.attempt import experiment_of
+        from sb3_td3x.runs.study.attempt import experiment_of
 
         self.runs, self.folder = runs, folder
         self.totals = {run: experiment_of(run).hyperparameters()["n_timesteps"] for run in runs}
@@ -98,7 +98,7 @@ class RunsTable:
         self._done: dict[StudyRun, Progress] = {}  # which does not change any more
 
     def progress(self, run: "StudyRun") -> "Progress":
-        from sb3_td3x.study.watch import progress
+        from sb3_td3x.runs.study.watch import progress
 
         if run in self._done:
             return self._done[run]
@@ -114,7 +114,7 @@ class RunsTable:
 
     def line(self, outcome: "Outcome") -> str:
         """One run's outcome in words."""
-        from sb3_td3x.scores import score_text
+        from sb3_td3x.results.scores import score_text
 
         found = self.progress(outcome.run)
         score = "no score yet" if found.score is None else f"score {score_text(found.score)}"
@@ -122,7 +122,7 @@ class RunsTable:
 
     def render(self) -> Table:
         """Those at work first: a study may have more runs than a terminal has lines."""
-        from sb3_td3x.scores import score_text
+        from sb3_td3x.results.scores import score_text
 
         found = {run: self.progress(run) for run in self.runs}
         counts = Counter(one.state for one in found.values())

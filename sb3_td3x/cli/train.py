@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from sb3_td3x.experiment import Experiment, Run
-    from sb3_td3x.rundir import RunDir
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.runs.experiment import Experiment, Run
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
 
     Ctrl-C ends the run cleanly (exit code 1): model, scores, curve and a checkpoint are there, and --resume goes on from it.
     """
-    from sb3_td3x import experiment
+    from sb3_td3x.runs import experiment
 
     _check_resume_options(context, resume)
     console = Console(highlight=False, markup=False)
@@ -67,8 +67,8 @@ def command(
 
 def _train(console: Console, run: "Run") -> bool:
     """Whether the run reached its last step."""
-    from sb3_td3x import experiment
     from sb3_td3x.cli.progress import Messages, ShowProgress
+    from sb3_td3x.runs import experiment
 
     what = run.experiment
     steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
@@ -120,7 +120,7 @@ def _shown(name: str) -> str:
 
 
 def _newest_unfinished(wanted: "Experiment") -> "RunDir":
-    from sb3_td3x import environments, experiment
+    from sb3_td3x.runs import environments, experiment
 
     environments.require_registered(wanted.env_id)  # the command names it, not the run's folder
     if found := experiment.unfinished(wanted, wait=True):
@@ -132,7 +132,7 @@ def _newest_unfinished(wanted: "Experiment") -> "RunDir":
 
 
 def _name_unfinished(console: Console, wanted: "Experiment") -> None:
-    from sb3_td3x import experiment
+    from sb3_td3x.runs import experiment
 
     if found := experiment.unfinished(wanted):
         console.print(f"an unfinished run of these settings could go on: {_resumption(found[-1])}", soft_wrap=True)
@@ -145,7 +145,7 @@ def _resumption(folder: "RunDir") -> str:
 
 
 def _report(console: Console, run: "Run") -> None:
-    from sb3_td3x.scores import score_text
+    from sb3_td3x.results.scores import score_text
 
     folder = run.folder
     if folder.evaluations.exists():
@@ -158,7 +158,7 @@ def _report(console: Console, run: "Run") -> None:
 
 
 def _film(console: Console, run: "Run", trust: bool) -> None:
-    from sb3_td3x.playing import film
+    from sb3_td3x.runs.play import film
 
     with console.status("filming the best model"):
         try:

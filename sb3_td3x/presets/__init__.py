@@ -18,9 +18,9 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
-from sb3_td3x import policies
-from sb3_td3x.settings import did_you_mean, meant, real
-from sb3_td3x.td3x import TD3X
+from sb3_td3x.common.validation import did_you_mean, meant, real
+from sb3_td3x.td3x import policies
+from sb3_td3x.td3x.td3x import TD3X
 
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
@@ -45,7 +45,10 @@ _CLASSES: dict[str, dict[str, Any]] = {
     "replay_buffer_class": {
         name: f"stable_baselines3.common.buffers:{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
     }
-    | {"HerReplayBuffer": "stable_baselines3:HerReplayBuffer", "DeviceReplayBuffer": "sb3_td3x.replay:DeviceReplayBuffer"},
+    | {
+        "HerReplayBuffer": "stable_baselines3:HerReplayBuffer",
+        "DeviceReplayBuffer": "sb3_td3x.common.transitions:DeviceReplayBuffer",
+    },
     "env_wrapper": {
         "sb3_contrib.common.wrappers.TimeFeatureWrapper": "sb3_contrib.common.wrappers:TimeFeatureWrapper",
         "gymnasium.wrappers.FlattenObservation": "gymnasium.wrappers:FlattenObservation",

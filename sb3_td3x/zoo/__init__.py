@@ -21,8 +21,8 @@ def register() -> None:
     from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
     from sb3_td3x import presets
-    from sb3_td3x.rundir import ALGORITHM
-    from sb3_td3x.td3x import TD3X
+    from sb3_td3x.results.run_dir import ALGORITHM
+    from sb3_td3x.td3x.td3x import TD3X
     from sb3_td3x.zoo import tuning
 
     ALGOS[ALGORITHM] = TD3X

@@ -31,7 +31,7 @@ def main() -> None:
 
 def with_our_preset(arguments: list[str]) -> list[str]:
     """Arguments of ``train`` with the preset ``default`` as the file of hyper-parameters, where TD3X has been given none."""
-    from sb3_td3x.rundir import ALGORITHM
+    from sb3_td3x.results.run_dir import ALGORITHM
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo")

@@ -1,0 +1,269 @@
+"""Environments in Ray actors, on any machine of a cluster, behind SB3's ``VecEnv``."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from sb3_td3x.common import validation
+from sb3_td3x.common.resumable import explained_deaths
+from sb3_td3x.errors import EnvironmentDiedError
+
+try:
+    import ray
+except ImportError:  # said when it is needed: this module can be imported and documented without
+    ray = None  # type: ignore[assignment]
+
+REBUILT = "environment_rebuilt"
+"""In the ``info`` of a step whose environment died and was built anew."""
+CLOSE_TIMEOUT = 10.0
+
+
+class RayVecEnv(VecEnv):
+    """
+    Environments in Ray actors. They step as in SB3's ``DummyVecEnv``, number for number, but elsewhere and side by side.
+
+    Ray is started if it is not running, and left running: others may use it. An environment that dies raises
+    ``EnvironmentDiedError``, or with ``max_restarts`` is built anew: its episode ends as by a time limit, at the last
+    observation seen and with a reward of 0, ``info["environment_rebuilt"]`` is ``True``, and the run goes on.
+
+    :param env_fns: functions that build one environment each
+    :param envs_per_actor: environments that share an actor, and one message per step; they are rebuilt together
+    :param vec_env_cls: what runs the environments of an actor: SB3's ``DummyVecEnv`` one after the other,
+        ``SubprocVecEnv`` side by side on the actor's machine
+    :param num_cpus: what each actor takes of Ray's count of CPUs, also a fraction. Ray places actors by it, and does not
+        hold them to it
+    :param max_restarts: how often an actor that died is rebuilt; -1: always
+    :param start_timeout: seconds to wait for room in the cluster and for the environments to be built
+    :param actor_options: other options of Ray's actors, such as ``num_gpus``, ``resources``, ``scheduling_strategy`` and
+        ``runtime_env``
+    :raises EnvironmentDiedError: if an environment cannot be built; later, if one dies and is not to be rebuilt
+    :raises ValueError: if actors find no room in time
+    """
+
+    def __init__(
+        self,
+        env_fns: list[Callable[[], gym.Env]],
+        envs_per_actor: int = 1,
+        vec_env_cls: Callable[[list[Callable[[], gym.Env]]], VecEnv] = DummyVecEnv,
+        num_cpus: float = 1.0,
+        max_restarts: int = 0,
+        start_timeout: float = 120.0,
+        actor_options: dict[str, Any] | None = None,
+    ):
+        if ray is None:
+            raise ImportError('RayVecEnv needs Ray: pip install "sb3-td3x[ray]"')
+        if not ray.is_initialized():
+            ray.init()
+        self.num_envs = len(env_fns)
+        self._per_actor = validation.whole("envs_per_actor", envs_per_actor, minimum=1)
+        self._parts = [slice(start, start + self._per_actor) for start in range(0, self.num_envs, self._per_actor)]
+        # A call that an actor did not survive is made again once the actor is rebuilt; see _Environments.step
+        retries = -1 if max_restarts else 0
+        self._actor_options = {
+            "num_cpus": num_cpus,
+            "max_restarts": max_restarts,
+            "max_task_retries": retries,
+            **(actor_options or {}),
+        }
+        remote = ray.remote(**self._actor_options)(_Environments)
+        registered = _registered()
+        makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
+        self._actors: list[Any] = [remote.remote(makers[part], vec_env_cls) for part in self._parts]
+        self._observations: list[VecEnvObs | None] = [None] * len(self._actors)
+        self._stepping: list[ray.ObjectRef] = []
+        try:
+            observation_space, action_space = self._wait_for_start(start_timeout)
+            super().__init__(self.num_envs, observation_space, action_space)
+        except BaseException:
+            self._end_actors()  # without asking those that have not started to close
+            raise
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self._stepping = [actor.step.remote(actions[part]) for actor, part in zip(self._actors, self._parts, strict=True)]
+
+    def step_wait(self) -> VecEnvStepReturn:
+        results = self._get(self._stepping, range(len(self._actors)))
+        observations, rewards, dones, infos, reset_infos = zip(*results, strict=True)
+        self._explain_rebuilt(infos, observations)
+        self._observations = list(observations)
+        self.reset_infos = list(chain(*reset_infos))
+        return _joined(observations), np.concatenate(rewards), np.concatenate(dones), list(chain(*infos))
+
+    def reset(self) -> VecEnvObs:
+        calls = [
+            actor.reset.remote(self._seeds[part], self._options[part])
+            for actor, part in zip(self._actors, self._parts, strict=True)
+        ]
+        observations, reset_infos = zip(*self._get(calls, range(len(self._actors))), strict=True)
+        self._reset_seeds()
+        self._reset_options()
+        self._observations = list(observations)
+        self.reset_infos = list(chain(*reset_infos))
+        return _joined(observations)
+
+    def close(self) -> None:
+        if self._actors and ray.is_initialized():
+            closing = [actor.call.options(max_task_retries=0).remote("close", (), {}) for actor in self._actors]
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)  # also of one that died there is an answer
+            self._end_actors()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        return list(chain(*self._each_actor("get_images")))
+
+    def has_attr(self, attr_name: str) -> bool:
+        return all(self._each_actor("has_attr", attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        return [value for (value,) in self._each_env("get_attr", indices, attr_name)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        self._each_env("set_attr", indices, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        return [value for (value,) in self._each_env("env_method", indices, method_name, *method_args, **method_kwargs)]
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        return [value for (value,) in self._each_env("env_is_wrapped", indices, wrapper_class)]
+
+    def _end_actors(self) -> None:
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+
+    def _each_actor(self, _name: str, *args: Any) -> list[Any]:
+        """Call a method of each actor's ``VecEnv``."""
+        return self._get([actor.call.remote(_name, args, {}) for actor in self._actors], range(len(self._actors)))
+
+    def _each_env(self, _name: str, _indices: VecEnvIndices, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a ``VecEnv``'s method that takes indices, for one environment at a time."""
+        places = [divmod(range(self.num_envs)[index], self._per_actor) for index in self._get_indices(_indices)]
+        calls = [self._actors[actor].call.remote(_name, args, {**kwargs, "indices": [inner]}) for actor, inner in places]
+        return self._get(calls, [actor for actor, _ in places])
+
+    def _get(self, calls: list["ray.ObjectRef"], actors: Iterable[int]) -> list[Any]:
+        """The results of calls of these actors."""
+        try:
+            return ray.get(calls)
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+            dead = sorted({actor for call, actor in zip(calls, actors, strict=True) if _has_no_result(call)})
+            which = [index for actor in dead for index in range(self.num_envs)[self._parts[actor]]]
+            raise EnvironmentDiedError(which, f"ended: {str(error).splitlines()[-1]}") from error
+
+    def _wait_for_start(self, timeout: float) -> tuple[gym.Space, gym.Space]:
+        """The spaces, once every actor has built its environments."""
+        calls = [actor.spaces.remote() for actor in self._actors]
+        _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+        if late:
+            raise ValueError(
+                f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They ask for {self._actor_options}; "
+                f"Ray has {ray.available_resources()} left. Ask for less (num_cpus), add machines, or wait (start_timeout)"
+            )
+        return self._get(calls, range(len(calls)))[0]
+
+    def _explain_rebuilt(self, infos: Sequence[list[dict[str, Any]]], observations: Sequence[VecEnvObs]) -> None:
+        """Add to the ``info`` of environments that were rebuilt what their actors do not know: how the episode ended."""
+        for actor, now in enumerate(observations):
+            if not infos[actor][0].get(REBUILT):
+                continue
+            before = self._observations[actor]
+            for inner, info in enumerate(infos[actor]):
+                # A run that was resumed inside an episode has shown no observation before
+                info["terminal_observation"] = _one(now if before is None else before, inner)
+            which = range(self.num_envs)[self._parts[actor]]
+            warnings.warn(f"environment {', '.join(map(str, which))} died and was rebuilt: its episode is cut", stacklevel=4)
+
+
+class _Environments:
+    """What lives in an actor: a ``VecEnv`` of SB3."""
+
+    def __init__(self, env_fns: list[Callable[[], gym.Env]], vec_env_cls: Callable[..., VecEnv]):
+        self.env = vec_env_cls(env_fns)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of something that Ray itself uses in there
+            self.lost_episodes = ray.get_runtime_context().was_current_actor_reconstructed
+
+    def spaces(self) -> tuple[gym.Space, gym.Space]:
+        return self.env.observation_space, self.env.action_space
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _dying_together(self.env):
+            return getattr(self.env, name)(*args, **kwargs)
+
+    def reset(self, seeds: list[int | None], options: list[dict[str, Any]]) -> tuple[VecEnvObs, list[dict[str, Any]]]:
+        self.lost_episodes = False
+        self.env._seeds, self.env._options = seeds, options
+        with _dying_together(self.env):
+            return self.env.reset(), list(self.env.reset_infos)
+
+    def step(self, actions: np.ndarray) -> tuple[VecEnvObs, np.ndarray, np.ndarray, list[dict], list[dict]]:
+        """Step; or, if the episodes of these actions died with an earlier process, end them and begin new ones."""
+        count = self.env.num_envs
+        if self.lost_episodes:
+            observations, reset_infos = self.reset([None] * count, [{}] * count)
+            infos: list[dict] = [{REBUILT: True, "TimeLimit.truncated": True} for _ in range(count)]
+            return observations, np.zeros(count, np.float32), np.ones(count, bool), infos, reset_infos
+        with _dying_together(self.env):
+            observations, rewards, dones, infos = self.env.step(actions)
+        return observations, rewards, dones, list(infos), list(self.env.reset_infos)
+
+
+@contextmanager
+def _dying_together(env: VecEnv) -> Iterator[None]:
+    """An actor whose environments have processes of their own ends with the first of them, for Ray to rebuild it."""
+    try:
+        with explained_deaths(env):
+            yield
+    except EnvironmentDiedError as error:
+        logging.getLogger(__name__).error("%s", error)  # Ray shows it where the run was started
+        os._exit(1)
+
+
+def _registered() -> dict[str, EnvSpec]:
+    """The environments that Gymnasium knows here; in an actor it knows its own only."""
+    return {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("gymnasium.")}
+
+
+def _make(env_fn: Callable[[], gym.Env], registered: dict[str, EnvSpec]) -> gym.Env:
+    for name, spec in registered.items():
+        gym.registry.setdefault(name, spec)
+    return env_fn()
+
+
+def _has_no_result(call: "ray.ObjectRef") -> bool:
+    try:
+        ray.get(call)
+    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+        return True
+    except Exception:  # the environment's own error is a result
+        return False
+    return False
+
+
+def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: np.concatenate([part[key] for part in observations]) for key in first}  # type: ignore[call-overload]
+    if isinstance(first, tuple):
+        return tuple(np.concatenate(parts) for parts in zip(*observations, strict=True))
+    return np.concatenate(observations)  # type: ignore[arg-type]
+
+
+def _one(observations: VecEnvObs, index: int) -> Any:
+    if isinstance(observations, dict):
+        return {key: part[index] for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(part[index] for part in observations)
+    return observations[index]

@@ -1,0 +1,291 @@
+"""What SB3's replay buffers lack: knowing when they do not fit the model, and when a transition must not enter."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
+
+from sb3_td3x.common.indexed_replay import IndexedReplayBuffer
+from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.errors import NonFiniteError
+
+# The classes that are picked when the user names none, all but the last by SB3
+AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
+
+
+def stored_transitions(buffer: ReplayBuffer) -> int:
+    """Number of transitions in the buffer, over all environments."""
+    return buffer.size() * buffer.n_envs
+
+
+def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None) -> ReplayBufferSamples:
+    """
+    ``buffer.sample`` without SB3's second copy: what it gathers from the memory is a copy already.
+
+    A buffer class with a ``to_torch`` of its own keeps it.
+    """
+    if type(buffer).to_torch is not BaseBuffer.to_torch or "to_torch" in vars(buffer):
+        return buffer.sample(batch_size, env=normalization)
+    buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
+    try:
+        return buffer.sample(batch_size, env=normalization)
+    finally:
+        del buffer.to_torch
+
+
+def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
+    return th.as_tensor(array, device=device)
+
+
+def can_sample(buffer: ReplayBuffer) -> bool:
+    """Whether there is a transition to draw; hindsight replay draws from episodes that have ended."""
+    return buffer.size() > 0 and (not isinstance(buffer, HerReplayBuffer) or bool((buffer.ep_length > 0).any()))
+
+
+def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
+    """
+    End the episodes that were not at their end and will not go on, as if cut by a time limit.
+
+    Otherwise n-step returns would be summed, goals relabelled, and observations taken across the cut.
+
+    :param envs: ``(n_envs,)``, whose episodes will not go on; ``None`` for all
+    """
+    looks_ahead = buffer.optimize_memory_usage or isinstance(buffer, (HerReplayBuffer, NStepReplayBuffer))
+    if not looks_ahead or buffer.size() == 0:
+        return
+    if isinstance(buffer, HerReplayBuffer):  # which knows itself where an episode is open
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an episode that might go on
+            buffer.truncate_last_trajectory()
+        return
+    is_open = buffer.dones[buffer.pos - 1] == 0
+    is_cut = is_open if envs is None else is_open & envs
+    if not buffer.handle_timeout_termination:
+        # As this buffer stores time limits: its `timeouts` are not read, or never written again. With
+        # `optimize_memory_usage` the next observation will be another episode's (SB3 issue #46)
+        buffer.dones[buffer.pos - 1, is_cut] = 1
+    else:
+        buffer.timeouts[buffer.pos - 1, is_cut] = 1
+
+
+def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
+    """
+    :raises ValueError: for a strategy of hindsight goals that there is not, of which SB3 says as much as ``KeyError``
+    """
+    strategy = buffer_kwargs.get("goal_selection_strategy")
+    if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
+        raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
+
+
+class DeviceReplayBuffer(IndexedReplayBuffer):
+    """
+    SB3's ``ReplayBuffer`` with its memory on the model's device, so that sampling on a GPU copies nothing from the host.
+
+    For flat and image observations. Indices are drawn by the device's global generator, which ``seed`` seeds. A million
+    transitions of the walker take 0.2 GB. Give it as ``replay_buffer_class``; parameters are ``ReplayBuffer``'s.
+
+    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
+    """
+
+    _MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for name in self._MEMORY:
+            array = getattr(self, name)
+            setattr(self, name, th.zeros(array.shape, dtype=th.from_numpy(array[:0]).dtype, device=self.device))
+
+    @property
+    def device(self) -> th.device:
+        """Where the memory is; setting it moves the memory, as ``load_replay_buffer`` does for the model's device."""
+        return self._device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        self._device = device
+        for name in self._MEMORY:
+            if isinstance(memory := self.__dict__.get(name), th.Tensor):
+                setattr(self, name, memory.to(device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: with the memory on the host, so that a machine without the device can read it."""
+        host = {name: getattr(self, name).cpu() for name in self._MEMORY}
+        return {**self.__dict__, **host, "_device": th.device("cpu")}
+
+    def add(
+        self,
+        obs: np.ndarray,
+        next_obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        timeouts = np.array([self.handle_timeout_termination and info.get("TimeLimit.truncated", False) for info in infos])
+        values = (obs, next_obs, action.reshape(self.n_envs, self.action_dim), reward, done, timeouts)
+        for name, value in zip(self._MEMORY, values, strict=True):
+            memory: th.Tensor = getattr(self, name)
+            memory[self.pos] = th.as_tensor(value).reshape(memory.shape[1:]).to(memory)
+        self.pos = (self.pos + 1) % self.buffer_size
+        self.full = self.full or self.pos == 0
+
+    def _draw(self, count: int) -> tuple[th.Tensor, th.Tensor]:
+        steps = th.randint(0, self.size(), (count,), device=self.device)
+        return steps, th.randint(0, self.n_envs, (count,), device=self.device)
+
+    def to_torch(self, array: th.Tensor, copy: bool = True) -> th.Tensor:  # type: ignore[override]
+        """What is gathered from the memory is a tensor on the device already."""
+        return array
+
+    @staticmethod
+    def _normalize_obs(observations: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
+        """As ``VecNormalize.normalize_obs``, with its statistics of this moment."""
+        if env is None or not env.norm_obs:
+            return observations
+        values: Any = env.obs_rms  # one set of statistics, as the observations are not a Dict
+        mean, variance = (th.as_tensor(value).to(observations.device) for value in (values.mean, values.var))
+        scaled = (observations - mean) / th.sqrt(variance + env.epsilon)
+        return scaled.clamp(-env.clip_obs, env.clip_obs).float()
+
+    @staticmethod
+    def _normalize_reward(rewards: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
+        if env is None or not env.norm_reward:
+            return rewards
+        return (rewards / float(np.sqrt(env.ret_rms.var + env.epsilon))).clamp(-env.clip_reward, env.clip_reward)
+
+
+def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:
+    """
+    Refuse a loaded buffer that the model could not add to, or that would silently change what is learned.
+
+    :raises ValueError: for another number of environments, other spaces or other n-step returns
+    """
+    if getattr(buffer, "n_steps", 1) != n_steps:
+        raise ValueError(
+            f"the replay buffer gives {getattr(buffer, 'n_steps', 1)}-step returns, the model has n_steps={n_steps}"
+        )
+    if buffer.n_envs != n_envs:
+        raise ValueError(
+            f"the replay buffer holds transitions of {buffer.n_envs} environments side by side, but the model has "
+            f"{n_envs}: load the model with an environment of {buffer.n_envs}, or start with an empty buffer"
+        )
+    for name, saved, wanted in (
+        ("observation", buffer.observation_space, observation_space),
+        ("action", buffer.action_space, action_space),
+    ):
+        if saved != wanted:
+            raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
+
+
+def require_as_built(name: str, value: Any, built_with: Any) -> None:
+    """
+    :param name: a setting that the replay buffer was built with
+    :raises ValueError: for another value
+    """
+    if value != built_with:
+        raise ValueError(
+            f"{name} is for the constructor and for load: the replay buffer was built with {built_with!r} and does not "
+            f"follow {name}={value!r}"
+        )
+
+
+def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
+    """
+    :raises ValueError: if the buffer would go on summing another number of steps
+    """
+    if getattr(buffer, "n_steps", 1) != n_steps:
+        raise ValueError(
+            f"{type(buffer).__name__} gives {getattr(buffer, 'n_steps', 1)}-step returns, n_steps={n_steps} is not for it: "
+            "n_steps is for the constructor, which chooses NStepReplayBuffer where replay_buffer_class is left out"
+        )
+
+
+def require_stored_as_seen(env: VecEnv) -> None:
+    """
+    Refuse a layer around ``VecNormalize`` that gives the actor other observations than SB3 stores (its issues #693 and #819).
+
+    :raises ValueError: naming the layers
+    """
+    normalization = unwrap_vec_normalize(env)
+    if normalization is None or normalization.observation_space == env.observation_space:
+        return
+    around = []
+    while env is not normalization:
+        around.append(type(env).__name__)
+        env = env.venv  # type: ignore[attr-defined]
+    raise ValueError(
+        f"{' and '.join(around)} around VecNormalize changes observations, but the replay buffer takes those before it, which "
+        "the actor does not act on: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
+    )
+
+
+def running(env: VecNormalize) -> list[RunningMeanStd]:
+    """The running statistics of observations, if they are normalised, and of returns."""
+    if not env.norm_obs:
+        return [env.ret_rms]
+    return [*(env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]), env.ret_rms]
+
+
+class KeptStatistics:
+    """``VecNormalize``'s statistics as they were at the last good step: a NaN would stay in them for good."""
+
+    def __init__(self, env: VecNormalize | None):
+        self.env = env
+        self.keep()
+
+    def keep(self) -> None:
+        """Look at them now; an update replaces their arrays and does not write into them."""
+        self._kept = [] if self.env is None else [(one, one.mean, one.var, one.count) for one in running(self.env)]
+
+    @contextmanager
+    def kept_if_finite(self) -> Iterator[None]:
+        """What is checked in here has been counted already; if it is not finite, it is forgotten again."""
+        try:
+            yield
+        except NonFiniteError:
+            for one, mean, var, count in self._kept:
+                one.mean, one.var, one.count = mean, var, count
+            raise
+        self.keep()
+
+
+def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
+    """
+    :param observation: an array, or a Dict observation's arrays; integers are always finite
+    :raises NonFiniteError: naming the array
+    """
+    for label, array in _named_arrays(observation, name):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonFiniteError(label, when)
+
+
+def require_finite_step(
+    observations: np.ndarray | dict[str, np.ndarray],
+    rewards: np.ndarray,
+    dones: np.ndarray,
+    infos: list[dict[str, Any]],
+    when: str,
+) -> None:
+    """``require_finite`` of all that an environment step gave, the last observations of ended episodes among it."""
+    require_finite(rewards, "reward", when)
+    require_finite(observations, "observation", when)
+    for done, info in zip(dones, infos, strict=True):
+        if done and "terminal_observation" in info:
+            require_finite(info["terminal_observation"], "terminal observation", when)
+
+
+def _named_arrays(observation: np.ndarray | Mapping[str, np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(observation, Mapping):
+        yield from ((f"{name}[{key!r}]", np.asarray(array)) for key, array in observation.items())
+    else:
+        yield name, np.asarray(observation)

@@ -1,0 +1,379 @@
+"""
+The fast paths: the functions of ``update.py`` recorded once as one program of tensor operations, which is then compiled
+by Inductor or captured as a CUDA graph. There is no mathematics in here.
+"""
+
+import functools
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
+from stable_baselines3.td3.policies import TD3Policy
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from sb3_td3x.common import random_state
+from sb3_td3x.common.random_state import generators_kept
+from sb3_td3x.common.validation import one_of
+from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.td3x import gradient_step, precision
+from sb3_td3x.td3x.gradient_step import Losses, UpdateSettings
+from sb3_td3x.td3x.policies import TD3XPolicy
+from sb3_td3x.td3x.recordable import NETWORKS, RecordableUpdate, State, attributes_kept, flat, layout
+
+PATHS = ("auto", "plain", "compiled", "cudagraph")
+# Compiling takes 25 s on two slow cores and then saves 1 to 2 ms per update
+WORTH_COMPILING = 20_000
+
+_COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+"""Which Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
+
+Program = Callable[..., Sequence[th.Tensor]]
+_MAKING = threading.Lock()
+"""torch records one program at a time."""
+
+
+class CannotAccelerate(ValueError):
+    """A fast path cannot be used for this policy on this machine; the text says why."""
+
+
+def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_before: str | None = None) -> tuple[str, str]:
+    """
+    The path for a run and the reason for it.
+
+    :param request: one of ``PATHS``
+    :param policy: whose networks are to be updated
+    :param updates_ahead: updates that the run is planned to make
+    :param chosen_before: the path that ``"auto"`` chose when this run started, if it goes on
+    :raises CannotAccelerate: if another path than ``"auto"`` is requested and cannot be used
+    """
+    one_of("accelerate", request, PATHS)
+    if request != "auto":
+        if obstacle := _obstacle(request, policy):
+            raise CannotAccelerate(f"accelerate={request!r} cannot be used: {obstacle}")
+        return request, "as requested"
+    # Only a fast path is kept: what did not pay for compiling may do so in a longer `learn`
+    if chosen_before not in (None, "plain") and not _obstacle(chosen_before, policy):
+        return chosen_before, "as before"
+    if policy.device.type == "cuda":
+        return "plain", "the CUDA graph has not been tested on a GPU yet, accelerate='cudagraph' asks for it"
+    if obstacle := _obstacle("compiled", policy):
+        return "plain", obstacle
+    if updates_ahead < WORTH_COMPILING:
+        return "plain", f"{updates_ahead:,.0f} updates ahead do not pay for compiling, {WORTH_COMPILING:,} do"
+    return "compiled", f"{updates_ahead:,.0f} updates ahead"
+
+
+def _obstacle(path: str, policy: TD3Policy) -> str | None:
+    """What stands in the way, as far as it can be known without recording an update."""
+    if path == "plain":
+        return None
+    if path == "cudagraph" and policy.device.type != "cuda":
+        return f"a CUDA graph needs a CUDA device, not {policy.device.type!r}"
+    if not isinstance(policy, TD3XPolicy):
+        return f"{type(policy).__name__} is not a TD3XPolicy"
+    for network in (policy.critic, policy.actor):
+        if type(network.optimizer) not in (th.optim.Adam, th.optim.AdamW):
+            return f"the optimiser {type(network.optimizer).__name__} is not torch's Adam or AdamW"
+        if len(network.optimizer.param_groups) != 1:
+            return "an optimiser has several parameter groups"
+    if path == "compiled":
+        if policy.device.type not in ("cpu", "cuda"):
+            return f"compiling is not supported on {policy.device.type!r}"
+        if policy.device.type == "cpu" and not _has_compiler():
+            return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another)"
+    return None
+
+
+def _has_compiler() -> bool:
+    return _is_found(os.environ.get("CXX", _COMPILER), os.environ.get("PATH"))
+
+
+@functools.cache
+def _is_found(command: str, path: str | None) -> bool:
+    """Cached, because it is asked before every series of updates and PATH may be long."""
+    return shutil.which(command, path=path) is not None
+
+
+class FastUpdate:
+    """
+    Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
+
+    A program is made when its kind of update comes first, and again only if something changes that is part of it: the
+    batch size, the count of dropped quantiles, the prioritisation, whether gradients are bounded, frozen layers, options of
+    the optimiser other than the learning rate, the number of torch threads.
+
+    :param policy: changed in place, and the states of its optimisers with it
+    :param path: ``"compiled"`` or ``"cudagraph"``
+    :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
+    :param announce: called with a line of text before the first program is made, and on falling back
+    :raises CannotAccelerate: at the first update, if no program can be made of the policy
+    """
+
+    def __init__(
+        self,
+        policy: TD3Policy,
+        path: str,
+        products: str = "fp32",
+        falls_back: bool = False,
+        announce: Callable[[str], None] = lambda _: None,
+    ):
+        self.policy, self.path, self.products, self.announce = policy, path, products, announce
+        self.kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "default"
+        self.falls_back, self._declined = falls_back, False
+        self.plain = gradient_step.PlainUpdate(policy, products)
+        self.last_good = 0
+        self.programs_made = 0
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._state = State(policy)
+
+    @contextmanager
+    def running(self, batch_size: int) -> Iterator[None]:
+        self._batch_size = batch_size
+        self.last_good = 0
+        self._refresh()
+        self._constants = self._state.constants(self.path)
+        self._settings: tuple[Any, th.Tensor | None] = None, None
+        self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
+        self._faults: dict[int, th.Tensor] = {}
+        with th.no_grad():
+            try:
+                yield
+            finally:
+                first_bad = self._first_bad()
+                self._state.leave()
+        self._raise(first_bad)
+
+    def __call__(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        if len(noise) != self._batch_size or self._declined:
+            return self._plain_update(batch, noise, settings, with_actor, number)
+        # A buffer's own batch may hold more, indices for example, which an update does not read
+        batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
+        tensors = flat(batch)
+        inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
+        key = (with_actor, *settings.constants(), *layout(batch), *self._constants)
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._make_program(batch, with_actor, settings, inputs)
+            except CannotAccelerate as error:
+                if not self.falls_back:
+                    raise
+                self._declined = True
+                self.announce(f"accelerate: plain ({error})")
+                return self._plain_update(batch, noise, settings, with_actor, number)
+        with precision.matrix_kernels(self.kernels):
+            self._fault, *losses = self._programs[key](*inputs)
+        self._faults[number] = self._fault
+        rest = iter(losses)
+        return Losses(*[next(rest) if has else None for has in gradient_step.reported(self.policy, settings, with_actor)])  # type: ignore[arg-type]
+
+    def _plain_update(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
+    ) -> Losses:
+        """For a batch of another size, which is not worth a program of its own, or where no program can be made."""
+        self._raise(self._first_bad())
+        with th.enable_grad(), self.plain.running(len(noise)):
+            losses = self.plain(batch, noise, settings, with_actor, number)
+        self._refresh()  # a plain optimiser step may have made new states
+        self.last_good = number
+        return losses
+
+    def _refresh(self) -> None:
+        if self._state.is_current():
+            return
+        before, self._state = self._state, State(self.policy)
+        # A captured graph works on the memory it was captured with, any program on the layers it was recorded from
+        if self.path == "cudagraph" or not self._state.is_of_the_same_modules(before):
+            self._programs.clear()
+
+    def _first_bad(self) -> int | None:
+        """The first update that was not made. Asked once per series, because reading a number of a GPU waits for it."""
+        if not self._faults:
+            return None
+        if not int(self._fault):
+            self.last_good = max(self.last_good, *self._faults)
+            return None
+        first_bad = next(number for number, fault in self._faults.items() if int(fault))
+        self.last_good = first_bad - 1
+        return first_bad
+
+    def _raise(self, first_bad: int | None) -> None:
+        if first_bad is not None:
+            raise NonFiniteError(f"{NETWORKS[int(self._fault) - 1]} loss or its gradient", f"update {first_bad}")
+
+    def _as_tensor(self, settings: UpdateSettings) -> th.Tensor:
+        """The numbers that may change, learning rates included, as one tensor: an edit makes no new program."""
+        values = (*settings.inputs(), *[network.optimizer.param_groups[0]["lr"] for network in self._state.networks])
+        if self._settings[0] != values:
+            tensor = th.tensor([float(value) for value in values], dtype=th.float64, device=self.policy.device)
+            self._settings = values, tensor
+        return self._settings[1]  # type: ignore[return-value]
+
+    def _make_program(
+        self, batch: ReplayBufferSamples, with_actor: bool, settings: UpdateSettings, inputs: list[th.Tensor]
+    ) -> Program:
+        if not self._programs:
+            once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
+            self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
+        recorded = RecordableUpdate(self.policy, self.products, self._state, batch, with_actor, settings)
+        with _MAKING, generators_kept(self.policy.device):
+            try:
+                program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
+                if self.path == "compiled":  # some layers have no kernel that a program can call (LSTM)
+                    with precision.matrix_kernels(self.kernels):
+                        program(*[tensor.clone() for tensor in inputs])
+            except CannotAccelerate:
+                raise
+            except Exception as error:  # a compiler that fails, a cache that cannot be written, a capture that is not allowed
+                raise CannotAccelerate(f"making the program failed ({_first_line(error)})") from error
+        self.programs_made += 1
+        return program
+
+
+def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program:
+    drawn = random_state.numpys_and_pythons()
+    try:
+        with attributes_kept(recorded.policy):
+            program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
+    except Exception as error:  # whatever a user's network raises when it meets tensors without values
+        raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
+    if random_state.numpys_and_pythons() != drawn and _is_alone():
+        raise CannotAccelerate(
+            "the policy draws random numbers of numpy's or python's, which would be the same in every update"
+        )
+    _refuse_random_layers(program)
+    import torch._inductor
+
+    options: dict[str, Any] = {
+        "cpp_wrapper": recorded.policy.device.type == "cpu",  # the calls between the kernels are compiled too
+        "compile_threads": 1,  # without a pool of processes
+        # Numbers that many elements share are computed once, before the loop over the elements: Adam's two powers
+        # inside it cost a quarter of a millisecond per update
+        "realize_opcount_threshold": 1,
+    }
+    return torch._inductor.compile(program, list(inputs), options=options)
+
+
+def _is_alone() -> bool:
+    """Whether no other thread of the program can have drawn random numbers meanwhile; progress bars and loggers do not."""
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _refuse_random_layers(program: GraphModule) -> None:
+    """Dropout would draw other numbers than on the plain path."""
+    for node in program.graph.nodes:
+        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0:
+            raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
+
+
+def _dropout_of(node: Node) -> Any:
+    """The share that an attention's dropout leaves out; ``None`` for other operations."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return None
+    place = names.index("dropout_p")
+    return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+
+
+def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
+    """Record the update's kernels on the policy's GPU; a call copies what is new into place and replays them."""
+    with th.cuda.device(recorded.policy.device), attributes_kept(recorded.policy):
+        return _capture_on_current_device(recorded, inputs)
+
+
+def _capture_on_current_device(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
+    own = len(recorded.state.tensors)
+    static = [*inputs[:own], *[tensor.clone() for tensor in inputs[own:]]]
+    fault = static[own + 1]
+    fault.fill_(1)  # with a fault before them, the runs that warm up change nothing
+    stream = th.cuda.Stream()
+    stream.wait_stream(th.cuda.current_stream())
+    with th.cuda.stream(stream):
+        for _ in range(3):
+            recorded.step(*static)
+    th.cuda.current_stream().wait_stream(stream)
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph):
+        outputs = recorded.step(*static)
+
+    def replay(*new: th.Tensor) -> list[th.Tensor]:
+        for place, value in zip(static[own:], new[own:], strict=True):
+            place.copy_(value, non_blocking=True)
+        with th.cuda.device(recorded.policy.device):
+            graph.replay()
+        return [output.clone() for output in outputs]
+
+    return replay
+
+
+class Accelerated(OffPolicyAlgorithm):
+    """An off-policy algorithm whose updates are made on the path that its attribute ``accelerate`` asks for."""
+
+    policy: TD3Policy
+    accelerate: str
+    precision: str
+    update_path: str | None  # what "auto" chose for this run
+    _maker: tuple[tuple[Any, ...], gradient_step.Update] | None = None  # built when first needed, never saved
+
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
+    ) -> tuple[int, BaseCallback]:
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
+        if reset_num_timesteps:
+            self.update_path = None
+        self._choose_path()
+        return result
+
+    def _updates_ahead(self) -> float:
+        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
+        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
+        if self.gradient_steps == 0:
+            return 0  # learn(math.inf) has no end, and inf * 0 is no number
+        if self.gradient_steps < 0:
+            return steps
+        frequency, unit = self.train_freq  # type: ignore[misc]
+        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
+
+    def path_ahead(self) -> tuple[str, str]:
+        """The path for the steps that are planned, and the reason for it; a run that goes on stays on its path if it can."""
+        return choose(self.accelerate, self.policy, self._updates_ahead(), self.update_path)
+
+    def _choose_path(self) -> None:
+        """Once per run."""
+        path, reason = self.path_ahead()
+        if path != self.update_path:
+            self.logger.log(f"accelerate: {path} ({reason})")
+        self.update_path = path
+
+    def _update_maker(self) -> gradient_step.Update:
+        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
+        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
+        chosen = (path, self.precision, self.policy)
+        if self._maker is None or self._maker[0] != chosen:
+            plain = path == "plain"
+            maker: gradient_step.Update = (
+                gradient_step.PlainUpdate(self.policy, self.precision)
+                if plain
+                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
+            )
+            self._maker = chosen, maker
+        return self._maker[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_maker"}

@@ -1,0 +1,82 @@
+"""The kinds of critics: SB3's networks with one value, or with quantiles, and what an update needs to know of each."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch as th
+from stable_baselines3.common.policies import ContinuousCritic
+from torch import nn
+
+from sb3_td3x.td3x import losses
+
+
+class CriticKind(NamedTuple):
+    """
+    What an update needs to know of a kind of critics, whose ``forward`` gives one tensor per critic.
+
+    :param target: of the target critics' outputs, rewards, dones, discounts and quantiles to drop
+    :param loss: of the critics' outputs and the target
+    :param huber_losses: the same, per transition, for prioritised replay
+    :param ascended: of the critic, observations and actions: the values whose mean the actor ascends
+    """
+
+    target: Callable[..., th.Tensor]
+    loss: Callable[..., th.Tensor]
+    huber_losses: Callable[..., th.Tensor]
+    ascended: Callable[..., th.Tensor]
+
+
+SCALAR = CriticKind(
+    losses.scalar_target,
+    losses.scalar_critic_loss,
+    losses.scalar_huber_losses,
+    lambda critic, observations, actions: critic.q1_forward(observations, actions),
+)
+QUANTILES = CriticKind(
+    losses.quantile_target,
+    losses.quantile_critic_loss,
+    losses.quantile_huber_losses,
+    lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
+)
+
+
+def kind_of(critic: ContinuousCritic) -> CriticKind:
+    """A critic class names its kind; SB3's and a user's own have scalar values."""
+    return getattr(critic, "kind", SCALAR)
+
+
+class QuantileCritic(ContinuousCritic):
+    """
+    SB3's critics with ``n_quantiles`` outputs each, under the same parameter names (``qf0.*``).
+
+    :param n_quantiles: width of the last layers; the others are those of ``ContinuousCritic``
+    """
+
+    kind = QUANTILES
+
+    def __init__(self, *args: Any, n_quantiles: int, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.n_quantiles = n_quantiles
+        for network in self.q_networks:
+            network[-1] = nn.Linear(network[-1].in_features, n_quantiles)  # type: ignore[index, operator]
+
+    def q1_forward(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """The first critic's value, ``(batch, 1)``: the mean of its quantiles."""
+        return super().q1_forward(obs, actions).mean(dim=1, keepdim=True)
+
+
+def add_layer_norm(critic: ContinuousCritic) -> None:
+    """
+    Put a ``LayerNorm`` behind every linear layer of a critic but the last ones.
+
+    It bounds what a critic says of actions it has not seen (Ball et al. 2023, https://arxiv.org/abs/2302.02948).
+    """
+    for index, network in enumerate(critic.q_networks):
+        layers = list(network.children())
+        hidden = [part for layer in layers[:-1] for part in _normalized(layer)]
+        critic.q_networks[index] = nn.Sequential(*hidden, layers[-1])
+        critic.add_module(f"qf{index}", critic.q_networks[index])
+
+
+def _normalized(layer: nn.Module) -> list[nn.Module]:
+    return [layer, nn.LayerNorm(layer.out_features)] if isinstance(layer, nn.Linear) else [layer]

@@ -1,0 +1,323 @@
+"""
+A trained actor as one ONNX graph, from the environment's raw observation to the environment's action.
+
+What surrounds the actor in SB3 is inside: ``VecNormalize``'s statistics, images turned channels first and divided by 255,
+one-hot encoding, the action's bounds. So numpy and onnxruntime are all that is needed to act.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+    unwrap_vec_normalize,
+)
+from torch import nn
+
+from sb3_td3x.common import files
+from sb3_td3x.td3x.overlap import OverlapVecEnv
+from sb3_td3x.td3x.policies import copied
+from sb3_td3x.td3x.returned import ReturnsBest
+from sb3_td3x.version import __version__
+
+if TYPE_CHECKING:
+    import onnx
+
+OBSERVATION, ACTION = "observation", "action"
+TOLERANCE = 1e-5
+"""Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
+
+# They pass observations on as they are
+TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder, OverlapVecEnv)
+DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+
+Tensors = dict[str, th.Tensor]
+
+
+class Normalized(nn.Module):
+    """``VecNormalize.normalize_obs``, in float64 as there: a large mean over a small deviation would lose digits."""
+
+    def __init__(self, wrapper: VecNormalize):
+        super().__init__()
+        statistics = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {OBSERVATION: wrapper.obs_rms}
+        self.clip = float(wrapper.clip_obs)
+        self.moments = {
+            name: (th.as_tensor(one.mean), th.as_tensor(np.sqrt(one.var + wrapper.epsilon)))
+            for name, one in statistics.items()
+        }
+
+    def forward(self, observations: Tensors) -> Tensors:
+        return {name: self._one(name, value) for name, value in observations.items()}
+
+    def _one(self, name: str, value: th.Tensor) -> th.Tensor:
+        if name not in self.moments:  # a key that is not in norm_obs_keys
+            return value
+        mean, deviation = self.moments[name]
+        return ((value.double() - mean) / deviation).clamp(-self.clip, self.clip).float()
+
+
+class ChannelsFirst(nn.Module):
+    """``VecTransposeImage``: images of ``(height, width, channels)`` as ``(channels, height, width)``."""
+
+    def __init__(self, images: Iterable[str]):
+        super().__init__()
+        self.images = frozenset(images)
+
+    def forward(self, observations: Tensors) -> Tensors:
+        return {name: value.permute(0, 3, 1, 2) if name in self.images else value for name, value in observations.items()}
+
+
+class Graph(nn.Module):
+    """
+    A policy with what is done before and after it.
+
+    :param policy: what ``predict`` asks
+    :param stages: from the raw observations, by name, to those that the policy sees
+    :param names: of the inputs, in their order
+    """
+
+    def __init__(self, policy: BasePolicy, stages: Iterable[nn.Module], names: Iterable[str]):
+        super().__init__()
+        self.policy, self.stages, self.names = policy, nn.Sequential(*stages), tuple(names)
+        self.output = ACTION if ACTION not in self.names else f"chosen_{ACTION}"
+        bounds: Any = policy.action_space  # a Box, as TD3X requires
+        self.low, self.high = th.as_tensor(bounds.low), th.as_tensor(bounds.high)
+
+    def forward(self, *observations: th.Tensor) -> th.Tensor:
+        """
+        :param observations: a batch of each input, as the environment gives them
+        :return: ``(batch, *action shape)`` within the action's bounds
+        """
+        seen = self.stages(dict(zip(self.names, observations, strict=True)))
+        is_dict = isinstance(self.policy.observation_space, spaces.Dict)
+        actions = self.policy._predict(seen if is_dict else seen[OBSERVATION]).reshape(-1, *self.low.shape)
+        if self.policy.squash_output:
+            actions = self.low + 0.5 * (actions + 1.0) * (self.high - self.low)  # SB3's `unscale_action`, on tensors
+        return actions.clamp(self.low, self.high)
+
+
+class Exportable(ReturnsBest):
+    """An algorithm whose actor can leave Python."""
+
+    def export_onnx(self, path: str | Path, env: VecEnv | None = None) -> None:
+        """
+        Write what ``predict`` does as one ONNX graph, from raw observations to actions of the environment.
+
+        Inputs are called ``observation``, or as the keys of a Dict observation, the output ``action``
+        (``chosen_action`` where a key has that name). All have a batch axis of any size. The graph computes the same
+        actions as ``predict`` within 1e-5 of half the action's range; this is checked before the file is written.
+
+        :param path: the file to write, usually ``.onnx``
+        :param env: whose ``VecNormalize`` and ``VecTransposeImage`` go into the graph; ``None`` is the model's own.
+            A model without an environment takes observations as its ``observation_space`` says, normalised already.
+            Gymnasium's wrappers and ``VecFrameStack`` stay outside: the graph takes what they give
+        :raises ValueError: without the packages of the extra ``onnx``; for an environment of other observations, a wrapper
+            around ``VecNormalize`` that cannot be in the graph, or a network that cannot be exported
+        :raises FileNotFoundError: if the folder of ``path`` does not exist
+        """
+        _require_packages()
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+        self._finish_pending()
+        env = self.env if env is None else env
+        if isinstance(env, gym.Env):
+            env = self._wrap_env(env, monitor_wrapper=False)
+        policy = copied(self.predictor).cpu()
+        wrappers, space = ([], self.observation_space) if env is None else _wrappers(env)
+        graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
+        batch = _batch(space)
+        content = _onnx(graph, batch)
+        _require_equal(content, batch, _predicted(policy, wrappers, batch), graph)
+        for name, value in _facts(self, env).items():
+            content.metadata_props.add(key=name, value=value)
+        with files.replacing(path) as beside:
+            beside.write_bytes(content.SerializeToString())
+
+    def _finish_pending(self) -> None:
+        """Make updates that were put off: none here."""
+
+
+def _require_packages() -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise ValueError(f'an export to ONNX needs {" and ".join(missing)}: pip install "sb3-td3x[onnx]"')
+
+
+def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
+    """What goes into the graph, innermost first, and the observations below: those that the graph takes."""
+    found: list[VecEnvWrapper] = []
+    while isinstance(env, VecEnvWrapper) and isinstance(env, (VecNormalize, VecTransposeImage, *TRANSPARENT)):
+        if not isinstance(env, TRANSPARENT):
+            found.insert(0, env)
+        env = env.venv
+    if unwrap_vec_normalize(env) is not None:
+        raise ValueError(
+            f"{type(env).__name__} stands around VecNormalize: it would have to be in the graph, which it cannot. "
+            "Normalise outermost, or give export_onnx an env without VecNormalize and normalise before the graph"
+        )
+    return found, env.observation_space
+
+
+def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces.Space) -> list[nn.Module]:
+    """Each wrapper as a module, and the transposition that ``predict`` makes itself."""
+    stages: list[nn.Module] = []
+    for wrapper in wrappers:
+        if isinstance(wrapper, VecTransposeImage):
+            stages.append(ChannelsFirst(_transposed(space, wrapper.observation_space)))
+        elif isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
+            stages.append(Normalized(wrapper))
+        space = wrapper.observation_space
+    if left := _transposed(space, policy.observation_space):
+        stages.append(ChannelsFirst(left))
+    return stages
+
+
+def _transposed(inner: spaces.Space, outer: spaces.Space) -> list[str]:
+    """
+    The images that are channels last in the one space and channels first in the other.
+
+    :raises ValueError: if the spaces differ otherwise
+    """
+    given, wanted = _members(inner), _members(outer)
+    if given.keys() != wanted.keys():
+        raise ValueError(f"the environment gives the observations {', '.join(given)}, the model takes {', '.join(wanted)}")
+    found = []
+    for name, (shape, other) in {name: (given[name].shape, wanted[name].shape) for name in given}.items():
+        if shape == other:
+            continue
+        if shape is None or len(shape) != 3 or (shape[2], *shape[:2]) != other:
+            raise ValueError(f"the environment gives {name} in the shape {shape}, the model takes {other}")
+        found.append(name)
+    return found
+
+
+def _members(space: spaces.Space) -> dict[str, spaces.Space]:
+    """The graph's inputs by name."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
+
+
+def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
+    """
+    Some observations: what the graph is recorded and tried with.
+
+    :raises ValueError: for numbers of a type that ONNX or torch lacks
+    """
+    random = np.random.default_rng(0)
+    batch = {}
+    for name, one in _members(space).items():
+        if np.dtype(one.dtype).name not in DTYPES:
+            raise ValueError(f"{name} has numbers of type {one.dtype}, which cannot be exported; use {', '.join(DTYPES)}")
+        if isinstance(one, spaces.Box) and np.issubdtype(one.dtype, np.floating):
+            batch[name] = random.normal(size=(size, *one.shape)).clip(one.low, one.high).astype(one.dtype)
+        else:
+            drawn = copy.deepcopy(one)  # a space of the user's draws from a generator of its own
+            drawn.seed(0)
+            batch[name] = np.stack([drawn.sample() for _ in range(size)])
+    return batch
+
+
+def _predicted(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """SB3's own road from raw observations to actions: what the graph has to equal."""
+    observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
+    for wrapper in wrappers:
+        if isinstance(wrapper, VecNormalize):
+            observations = wrapper.normalize_obs(observations)
+        elif isinstance(wrapper, VecTransposeImage):
+            observations = wrapper.transpose_observations(observations)
+    return policy.predict(observations, deterministic=True)[0]
+
+
+def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
+    examples = tuple(th.as_tensor(values) for values in batch.values())
+    with _exporter_is_silent():
+        try:
+            program = th.onnx.export(
+                graph,
+                examples,
+                dynamo=True,  # the older exporter is to be removed from torch
+                input_names=list(graph.names),
+                output_names=[graph.output],
+                dynamic_shapes=(({0: th.export.Dim("batch")},) * len(examples),),
+                verbose=False,
+            )
+        except th.onnx.OnnxExporterError as error:
+            reason = error.__cause__ or error
+            raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error
+    _keep_names_apart(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
+    content = program.model_proto  # type: ignore[union-attr]
+    for part in (*content.graph.node, *content.graph.value_info, *content.graph.input, *content.graph.output):
+        del part.metadata_props[:]  # lines of code, with the paths of this machine
+    return content
+
+
+def _keep_names_apart(graph: Any, ours: set[str]) -> None:
+    """torch calls results by their operation; an observation's key may be ``view`` or ``linear`` as well."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    for number, node in enumerate(RecursiveGraphIterator(graph)):
+        for value in node.outputs:
+            if value.name in ours and not value.is_graph_output():
+                value.name = f"{value.name}/{number}"
+
+
+@contextmanager
+def _exporter_is_silent() -> Iterator[None]:
+    """It reports on packages that are not needed, and torch warns of its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], expected: np.ndarray, graph: Graph) -> None:
+    """
+    :raises ValueError: if onnxruntime computes other actions than ``predict`` gave: a layer was exported wrongly
+    """
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
+        (actions,) = session.run(None, dict(batch))
+    except Exception as error:  # onnxruntime's have no common class
+        raise ValueError(f"onnxruntime cannot run the exported graph: {error}") from error
+    scale = (graph.high - graph.low).numpy() / 2
+    difference = float((np.abs(actions - expected) / scale).max())
+    if not difference <= TOLERANCE:  # also if it is no number
+        raise ValueError(
+            f"the exported graph gives other actions than predict: they differ by {difference:.2g} of half the range"
+        )
+
+
+def _facts(model: "Exportable", env: VecEnv | None) -> dict[str, str]:
+    """For the file's metadata."""
+    spec = None if env is None else env.get_attr("spec", 0)[0]
+    return {
+        "algorithm": type(model).__name__,
+        "environment": "" if spec is None else spec.id,
+        "timesteps": str(model.num_timesteps),
+        "actor": "live" if model.predictor is model.policy else "best",
+        "sb3_td3x": __version__,
+    }

@@ -1,0 +1,395 @@
+"""
+The policy: an actor, its critics and a slowly following copy of each.
+
+The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
+"""
+
+import copy
+import inspect
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.td3 import policies as sb3
+from torch import nn
+
+from sb3_td3x.common.validation import AUTO, did_you_mean, switch, whole
+from sb3_td3x.saving import model_zip, parameters
+from sb3_td3x.saving.pickle_files import read_policy
+from sb3_td3x.td3x.critics import QuantileCritic, add_layer_norm
+from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
+from sb3_td3x.td3x.sale import (
+    EmbeddedCritic,
+    EmbeddedQuantileCritic,
+    Encoder,
+    NormalizedHead,
+    ObservationAndEmbedding,
+    StateEncoder,
+    require_fixed,
+)
+
+SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
+
+OWN_DEFAULTS = {"n_quantiles": 1, "layer_norm": False, "normalize_observations": False, "embedding_dim": None}
+"""Of the policy's arguments that SB3's does not have."""
+
+TQC_QUANTILES = 25
+"""Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
+
+
+# Layers that do the same in training and in evaluation; of any other, a user's own among them, nothing is assumed
+WITHOUT_MODES = {
+    nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
+    sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
+    NormalizesObservations, ObservationNormalizer, RunningMoments,
+    EmbeddedCritic, EmbeddedQuantileCritic, Encoder, NormalizedHead, ObservationAndEmbedding, StateEncoder,
+}  # fmt: skip
+
+
+CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
+    ("n_quantiles",): QuantileCritic,
+    ("embedding_dim",): EmbeddedCritic,
+    ("n_quantiles", "embedding_dim"): EmbeddedQuantileCritic,
+}
+"""By the arguments that they have and SB3's do not."""
+
+
+class TD3XPolicy(sb3.TD3Policy):
+    """
+    Actor, ``n_critics`` critics and their targets, for flat observations.
+
+    Targets start equal to their networks, receive no gradient and stay in evaluation mode. The critics start different.
+
+    :param observation_space: what the actor and the critics see
+    :param action_space: a bounded box; the networks work with actions scaled to [-1, 1]
+    :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
+    :param net_arch: hidden sizes, a list for both networks or ``{"pi": [...], "qf": [...]}``;
+        ``None`` is [400, 300], the paper's, and [256, 256] behind ``NatureCNN``
+    :param activation_fn: activation between hidden layers; the actor ends in tanh
+    :param features_extractor_class: ``None`` is the class's ``default_features_extractor``
+    :param features_extractor_kwargs: keyword arguments of the extractor
+    :param normalize_images: divide images by 255
+    :param optimizer_class: one optimiser for the actor, one for all critics
+    :param optimizer_kwargs: keyword arguments of the optimiser, without the learning rate
+    :param n_critics: number of critics, 1 or more; the target is the smallest of their values, or the pool of their quantiles
+        without the largest
+    :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
+        Its target then moves with 2 tau, once with the actor and once with the critics
+    :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
+    :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
+    :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
+        counted while acting and saved with the networks. Images and discrete observations pass as they are
+    :param embedding_dim: numbers per state-action embedding, 2 or more, see ``embeddings.py``; ``None`` is no embeddings
+    :raises ValueError: if a number is out of its range, a switch is neither on nor off, there is no vector to normalise, or
+        embeddings are asked for with a features extractor that learns
+    """
+
+    default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        n_critics: int = 2,
+        share_features_extractor: bool = False,
+        n_quantiles: int = 1,
+        layer_norm: bool = False,
+        normalize_observations: bool = False,
+        embedding_dim: int | None = None,
+    ):
+        # SB3's constructor makes the networks, so these come before it
+        self.layer_norm = switch("layer_norm", layer_norm)
+        self.normalize_observations = switch("normalize_observations", normalize_observations)
+        self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
+        self.embedding_dim = checked_embedding_dim(embedding_dim)
+        if share_features_extractor and self.embedding_dim is not None:
+            raise ValueError("actor and critics see different features with embedding_dim: leave out share_features_extractor")
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            checked_net_arch(net_arch),
+            activation_fn,
+            features_extractor_class or self.default_features_extractor,
+            features_extractor_kwargs,
+            normalize_images,
+            optimizer_class,
+            optimizer_kwargs,
+            whole("n_critics", n_critics, minimum=1),
+            share_features_extractor,
+        )
+        self.look_for_modes()
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if self.embedding_dim is not None:
+            self._join_embeddings(lr_schedule(1))
+
+    def _join_embeddings(self, learning_rate: float) -> None:
+        """Let the actors see what the critics see, and leave what follows to nobody's optimiser."""
+        for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
+            extractor = actor.features_extractor
+            if not isinstance(critic, EmbeddedCritic) or not isinstance(extractor, ObservationAndEmbedding):
+                raise ValueError(
+                    f"{type(self).__name__} makes networks of its own: with embedding_dim its make_actor and make_critic have "
+                    "to return what TD3XPolicy's make"
+                )
+            extractor.slow_encoder.load_state_dict(critic.slow_encoder.state.state_dict())
+        for network in (self.actor, self.critic):
+            learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            network.optimizer = self.optimizer_class(learning, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
+        """The actor, which sees an embedding beside the observation if the policy's arguments ask for that."""
+        if self.embedding_dim is not None:
+            features_extractor = features_extractor or self.make_features_extractor()
+            require_fixed(features_extractor)
+            features_extractor = ObservationAndEmbedding(features_extractor, self.embedding_dim)
+        return super().make_actor(features_extractor)
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        """The critics, of the kind that the policy's arguments ask for."""
+        own: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
+        if self.embedding_dim is not None:
+            features_extractor = features_extractor or self.make_features_extractor()
+            require_fixed(features_extractor)
+            own["embedding_dim"] = self.embedding_dim
+        if own:
+            critic = CRITICS[tuple(own)](**self._update_features_extractor(self.critic_kwargs, features_extractor), **own)
+        else:
+            critic = super().make_critic(features_extractor)
+        if self.layer_norm:
+            add_layer_norm(critic)
+        return critic.to(self.device)
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """The extractor; where observations are normalised, behind one normaliser for all networks."""
+        space = self.observation_space
+        if self.features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
+            raise ValueError(
+                f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images"
+            )
+        if self.features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
+            raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
+        extractor = super().make_features_extractor()
+        if not self.normalize_observations:
+            return extractor
+        if not hasattr(self, "actor"):
+            return NormalizesObservations(extractor, ObservationNormalizer(space, not self.normalize_images))
+        return NormalizesObservations(extractor, self.normalizer)
+
+    @property
+    def normalizer(self) -> ObservationNormalizer:
+        """What ``normalize_observations`` adds."""
+        extractor: Any = self.actor.features_extractor
+        normalizes: Any = extractor.extractor if isinstance(extractor, ObservationAndEmbedding) else extractor
+        return normalizes.normalizer
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        # SB3's policy can then still read what only has SB3's networks
+        own = {name: value for name, default in OWN_DEFAULTS.items() if (value := getattr(self, name)) != default}
+        return {**super()._get_constructor_parameters(), **own}
+
+    def look_for_modes(self) -> None:
+        """Find out whether any layer works differently in training; only then is there a mode to switch at every step."""
+        modules = (*self.actor.modules(), *self.critic.modules())
+        # A hook may look at the mode, as that of torch's `spectral_norm` does
+        self.has_modes = any(type(one) not in WITHOUT_MODES or one._forward_pre_hooks or one._forward_hooks for one in modules)
+
+    def set_training_mode(self, mode: bool) -> None:
+        """
+        Switch actor and critics to training or evaluation; the targets stay in evaluation.
+
+        SB3 walks over every module, twice per environment step. Networks in which no layer depends on the mode
+        stay in evaluation here.
+        """
+        if self.has_modes or (self.training and not mode):
+            super().set_training_mode(mode)
+
+    @classmethod
+    def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
+        """
+        Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.
+
+        :param path: the file
+        :param device: where to put the networks
+        :param trust: read the file as SB3 does, which runs whatever code it holds
+        :raises UntrustedModelError: without ``trust``, for arguments that are more than spaces, numbers and known classes
+        :raises ModelFileError: for a damaged file, or tensors that do not fit
+        """
+        if trust:
+            return super().load(path, device)
+        device = get_device(device)
+        saved = read_policy(path, device)
+        with model_zip.explained_errors(model_zip.name_of(path), everything=True):
+            parameters.require_policy(saved["state_dict"], cls, saved["data"])
+            policy = cls(**saved["data"])
+            policy.load_state_dict(saved["state_dict"])
+        return policy.to(device)
+
+
+MlpPolicy = TD3XPolicy
+
+
+class CnnPolicy(TD3XPolicy):
+    """``TD3XPolicy`` for images: the default extractor is SB3's ``NatureCNN``."""
+
+    default_features_extractor = NatureCNN
+
+
+class MultiInputPolicy(TD3XPolicy):
+    """``TD3XPolicy`` for Dict observations: the default extractor is SB3's ``CombinedExtractor``."""
+
+    default_features_extractor = CombinedExtractor
+
+
+# A zip of SB3's TD3 names SB3's classes; their parameters are the same, so ours take their place.
+FROM_SB3: dict[type, type[TD3XPolicy]] = {
+    sb3.TD3Policy: TD3XPolicy,
+    sb3.CnnPolicy: CnnPolicy,
+    sb3.MultiInputPolicy: MultiInputPolicy,
+}
+
+
+def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
+    """
+    What a zip names as its policy's class: SB3's where its networks are the same, so that SB3 reads the zip where this
+    package is not installed.
+    """
+    theirs = {ours: sb3_class for sb3_class, ours in FROM_SB3.items()}
+    fits = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
+    return theirs.get(policy_class, policy_class) if fits else policy_class
+
+
+def chosen_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
+    """The number of quantiles: ``"auto"`` is the paper's 25, and 1 for policies that only have scalar critics."""
+    if request != AUTO:
+        return int(request)
+    return TQC_QUANTILES if _takes_quantiles(policy_class) else 1
+
+
+def _takes_quantiles(policy_class: type[BasePolicy]) -> bool:
+    taken = inspect.signature(policy_class).parameters
+    passes_on = issubclass(policy_class, TD3XPolicy) and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    return "n_quantiles" in taken or passes_on
+
+
+def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
+    """
+    A policy's keyword arguments: those the user has given, and the number of quantiles if there are several.
+
+    Those of the optimiser are Python's numbers: torch writes others into a file that it does not read.
+
+    :raises ValueError: for a class of policies that cannot have quantile critics, or what is no class where one is needed
+    """
+    if not isinstance(given, dict):
+        raise ValueError(f"policy_kwargs must be a dict, not {given!r}")
+    if "n_quantiles" in given:
+        raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
+    for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
+        is_made = isinstance(given.get(name), nn.Module)  # which could be called, but with tensors
+        if is_made or (not callable(given.get(name, dict)) and given[name] is not None):
+            raise ValueError(f"{name} in policy_kwargs must be a class, not {given[name]!r}")
+    if given.get("optimizer_kwargs"):
+        given = {**given, "optimizer_kwargs": _pythons(given["optimizer_kwargs"])}
+    if n_quantiles == 1:
+        return given
+    if not _takes_quantiles(policy_class):
+        raise ValueError(
+            f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
+            "derive it from TD3XPolicy and let it take n_quantiles"
+        )
+    return {**given, "n_quantiles": n_quantiles}
+
+
+def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None:
+    """
+    What can be said of a policy's keyword arguments before there are spaces.
+
+    :raises ValueError: for one that no class of the policy takes, or a switch that is neither on nor off
+    """
+    known = {name for cls in policy_class.__mro__ for name in inspect.signature(cls).parameters}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
+        if isinstance(OWN_DEFAULTS.get(name), bool):
+            switch(name, value)
+        if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
+            checked_net_arch(value)
+        if name == "embedding_dim" and issubclass(policy_class, TD3XPolicy):
+            checked_embedding_dim(value)
+
+
+def checked_embedding_dim(dim: Any) -> int | None:
+    """
+    :raises ValueError: for what is neither ``None`` nor a whole number of 2 or more: a normalised single number is 1 or -1
+    """
+    return None if dim is None else whole("embedding_dim", dim, minimum=2)
+
+
+def require_one_step(policy: BasePolicy, buffer: ReplayBuffer) -> None:
+    """
+    :raises ValueError: for embeddings, which predict the next state, with a buffer that gives a later one
+    """
+    if isinstance(policy.critic, EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
+        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
+
+
+def checked_net_arch(net_arch: Any) -> Any:
+    """
+    Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice.
+
+    :raises ValueError: for what is neither, or a size below 1
+    """
+    if net_arch is None:
+        return None
+    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
+        return {network: checked_net_arch(sizes or []) for network, sizes in net_arch.items()}
+    if not isinstance(net_arch, (list, tuple)):
+        raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
+    return [whole("a size in net_arch", size, minimum=1) for size in net_arch]
+
+
+def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:
+    """
+    :raises ValueError: if the policy's critics have another number of them
+    """
+    if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
+        raise ValueError(
+            f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
+            "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
+        )
+
+
+def _pythons(value: Any) -> Any:
+    """``value`` with Python's numbers in place of numpy's, also inside."""
+    if isinstance(value, dict):
+        return {key: _pythons(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_pythons, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> Any:
+    """
+    A deep copy of networks, also of those that keep a tensor of their last pass, which torch copies only without gradient.
+
+    :param memo: what stands for an object in the copy, by its ``id``
+    """
+    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
+    return copy.deepcopy(module, {**{id(one): one.detach() for one in kept if not one.is_leaf}, **(memo or {})})

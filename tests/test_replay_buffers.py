@@ -6,7 +6,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.common.transitions import DeviceReplayBuffer
 from tests.tools import SPACES, LineEnv, filled
 

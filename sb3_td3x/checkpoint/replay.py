@@ -17,7 +17,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 
 from sb3_td3x.checkpoint.store import SEGMENT
 from sb3_td3x.common import arrays, files
-from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.common.transitions import DeviceReplayBuffer, cut
 from sb3_td3x.errors import CheckpointError
 

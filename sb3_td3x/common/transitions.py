@@ -15,8 +15,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
-from sb3_td3x.common.indexed_replay import IndexedReplayBuffer
-from sb3_td3x.common.prioritized import PrioritizedReplayBuffer
+from sb3_td3x.common.buffers import IndexedReplayBuffer, PrioritizedReplayBuffer
 from sb3_td3x.errors import NonFiniteError
 
 # The classes that are picked when the user names none, all but the last by SB3

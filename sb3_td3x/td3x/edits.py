@@ -7,7 +7,7 @@ from typing import Any
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_td3x.common import prioritized, transitions, validation
+from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.compiled import PATHS
 from sb3_td3x.td3x.precision import PRECISIONS
@@ -16,7 +16,7 @@ ALL_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **validation.CHECKS,
     "accelerate": partial(validation.one_of, choices=PATHS),
     "precision": partial(validation.one_of, choices=PRECISIONS),
-    "prioritization": partial(validation.one_of, choices=(None, *prioritized.PRIORITIZATIONS)),
+    "prioritization": partial(validation.one_of, choices=(None, *buffers.PRIORITIZATIONS)),
 }
 
 # What SB3 makes of a setting when it builds the model, and never again

@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x.common import files, prioritized, validation
+from sb3_td3x.common import buffers, files, validation
 from sb3_td3x.common.transitions import AUTOMATIC_CLASSES, can_sample, check_fits, cut, stored_transitions
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.saving import fields, model_zip, parameters
@@ -216,7 +216,7 @@ class Loadable(Exploring):
         loaded = read_buffer(path, trust)
         n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
         check_fits(loaded, self.n_envs, n_steps, self.observation_space, self.action_space)
-        prioritized.checked(self.prioritization, type(loaded))
+        buffers.check_prioritization(self.prioritization, type(loaded))
         if isinstance(loaded, HerReplayBuffer):
             if self.env is None:
                 raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
@@ -264,7 +264,7 @@ class Loadable(Exploring):
                 key: value for key, value in self.replay_buffer_kwargs.items() if key not in ("n_steps", "gamma")
             }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
-        self.replay_buffer_class = prioritized.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
+        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
 
 def _require_known(cls: type, given: Iterable[str], file: model_zip.ModelFile) -> None:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayB
 from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x.common import prioritized, transitions, validation
+from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable, explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import fields, model_zip
@@ -355,7 +355,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
             self.target_noise_clip,
             self.max_grad_norm,
             validation.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
-            prioritized.checked(self.prioritization, type(self.replay_buffer)),
+            buffers.check_prioritization(self.prioritization, type(self.replay_buffer)),
         )
 
     def _set_learning_rates(self) -> None:

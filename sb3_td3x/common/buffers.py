@@ -1,0 +1,167 @@
+"""Prioritized replay (LAP): transitions are drawn in proportion to a priority that follows their last error."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+PRIORITIZATIONS = ("lap", "pal")
+INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
+PRIORITY_EXPONENT = 0.4
+"""Between uniform sampling (0) and sampling in proportion to the error (1): the value of LAP's authors for all tasks."""
+MAX_REJECTION_ROUNDS = 8
+"""Of four candidates per transition asked for: enough if one of 32 is accepted on average."""
+MAX_PRIORITY_INTERVAL = 250
+"""Updates between two searches for the largest priority, as in TD7 (https://arxiv.org/abs/2306.02451)."""
+
+
+class IndexedReplayBuffer(ReplayBuffer, ABC):
+    """
+    SB3's ``ReplayBuffer`` without its rule of what to draw, which ``_draw`` is in a subclass.
+
+    For flat and image observations. Parameters are ``ReplayBuffer``'s.
+
+    :cvar instead_for_dict: what an error for Dict observations adds
+    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
+    """
+
+    instead_for_dict: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+    ):
+        name = type(self).__name__
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError(f"{name} is for flat and image observations, not for Dict{self.instead_for_dict}")
+        if optimize_memory_usage:
+            raise ValueError(f"{name} stores every observation twice: leave optimize_memory_usage off")
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
+        )
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        at = self._draw(batch_size)
+        parts = (
+            self._normalize_obs(self.observations[at], env),
+            self.actions[at],
+            self._normalize_obs(self.next_observations[at], env),
+            (self.dones[at] * (1 - self.timeouts[at])).reshape(-1, 1),
+            self._normalize_reward(self.rewards[at].reshape(-1, 1), env),
+        )
+        return ReplayBufferSamples(*map(self.to_torch, parts))
+
+    @abstractmethod
+    def _draw(self, count: int) -> tuple[Any, Any]:
+        """
+        :return: step and environment of each transition to sample, ``(count,)`` each, as the memory is indexed
+        """
+
+
+class PrioritizedReplayBuffer(IndexedReplayBuffer):
+    """
+    SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
+
+    ``TD3X(..., prioritization="lap")`` uses it. For flat and image observations and any number of environments; a new
+    transition gets the largest priority in the buffer. Parameters are ``ReplayBuffer``'s.
+
+    Sampling needs no tree: a candidate is drawn uniformly and accepted with probability priority / largest priority, which
+    costs the same for any buffer size. Only where few candidates are accepted, because one priority is far above the others,
+    the cumulative sum of all priorities is used.
+
+    :ivar priorities: ``(buffer_size, n_envs)``, at least 1
+    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
+    """
+
+    instead_for_dict = f": {INSTEAD}"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
+        self._largest = np.array([1.0, 0.0])  # the largest priority, and updates since it was searched for
+        self._sampled: tuple[np.ndarray, np.ndarray] | None = None
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        step = self.pos
+        super().add(*args, **kwargs)
+        self.priorities[step] = self._largest[0]
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        self._sampled = np.divmod(self._draw_flat(count), self.n_envs)
+        return self._sampled
+
+    def _draw_flat(self, count: int) -> np.ndarray:
+        """Indices into ``priorities`` as one row."""
+        priorities = self.priorities.reshape(-1)[: self.size() * self.n_envs]
+        accepted = np.empty(0, dtype=np.int64)
+        for _ in range(MAX_REJECTION_ROUNDS):
+            candidates = np.random.randint(0, len(priorities), 4 * count)
+            is_accepted = np.random.random(len(candidates)) * self._largest[0] < priorities[candidates]
+            accepted = np.concatenate([accepted, candidates[is_accepted]])
+            if len(accepted) >= count:
+                return accepted[:count]
+        cumulative = np.cumsum(priorities, dtype=np.float64)
+        rest = np.searchsorted(cumulative, np.random.random(count - len(accepted)) * cumulative[-1], side="right")
+        return np.concatenate([accepted, rest])
+
+    def update_priorities(self, errors: th.Tensor) -> None:
+        """
+        :param errors: of the transitions of the last ``sample``, ``(batch,)``
+        """
+        # This runs before a non-finite loss stops the run; a NaN would never be drawn again
+        finite = errors.nan_to_num(nan=0.0, posinf=0.0)
+        new_priorities = compute_priorities(finite).cpu().numpy()
+        self.priorities[self._sampled] = new_priorities
+        largest, updates = self._largest
+        self._largest[:] = max(largest, new_priorities.max()), updates + 1
+        if updates + 1 >= MAX_PRIORITY_INTERVAL:
+            self._largest[:] = self.priorities[: self.size()].max(), 0
+
+
+def compute_priorities(errors: th.Tensor) -> th.Tensor:
+    """LAP's priority of errors of any shape: the smallest, 1, wherever the Huber loss is quadratic."""
+    return errors.clamp(min=1) ** PRIORITY_EXPONENT
+
+
+def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
+    """
+    :param prioritization: one of ``PRIORITIZATIONS``, or ``None``
+    :param buffer_class: of the model's replay buffer
+    :raises ValueError: for ``"lap"`` with a buffer without priorities, or for a buffer with priorities without ``"lap"``
+    """
+    has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
+    if prioritization == "lap" and not has_priorities:
+        raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}: {INSTEAD}')
+    if prioritization != "lap" and has_priorities:
+        raise ValueError(f'a PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}')
+    return prioritization
+
+
+def buffer_class_for(
+    prioritization: str | None, requested: type[ReplayBuffer] | None, n_steps: int
+) -> type[ReplayBuffer] | None:
+    """
+    The replay buffer's class; ``None`` leaves the choice to SB3.
+
+    :param requested: the user's ``replay_buffer_class``
+    :raises ValueError: if ``requested`` is not a replay buffer class, or the settings do not go together
+    """
+    if requested is not None and not (isinstance(requested, type) and issubclass(requested, ReplayBuffer)):
+        raise ValueError(f"replay_buffer_class must be a subclass of SB3's ReplayBuffer or None, not {requested!r}")
+    if prioritization == "lap" and n_steps > 1:
+        raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}: {INSTEAD}')
+    if prioritization == "lap" and requested is None:
+        return PrioritizedReplayBuffer
+    check_prioritization(prioritization, requested or ReplayBuffer)
+    return requested

@@ -15,7 +15,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.saving import fields, known
 from tests.test_plain_values import equal
 from tests.tools import SMALL, LineEnv, largest_difference, model, weights, without_constructor
@@ -52,7 +51,6 @@ SETTINGS = {
             "replay_buffer_kwargs": {"goal_selection_strategy": "future"}},
     "n-step": {"n_steps": 3},
     "own buffer class": {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 2, "gamma": 0.9}},
-    "device buffer": {"replay_buffer_class": DeviceReplayBuffer},
     "prioritised replay": {"prioritization": "lap"},
     "adamw": optimised("AdamW", weight_decay=0.01),
     "rmsprop": optimised("RMSprop", alpha=0.9),

@@ -22,7 +22,6 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.td3x.compiled import _has_compiler
 from sb3_td3x.td3x.diagnostics import measure, undisturbed_sample
 from sb3_td3x.td3x.exploration import noise_std
@@ -138,7 +137,6 @@ class TestKeys:
             ({"policy": "MultiInputPolicy", "env": LineEnv(DICT)}, set()),
             ({"env": VecNormalize(DummyVecEnv([LineEnv]))}, set()),
             ({"n_steps": 3}, set()),
-            ({"replay_buffer_class": DeviceReplayBuffer}, set()),
             (
                 {
                     "policy": "MultiInputPolicy",
@@ -148,7 +146,7 @@ class TestKeys:
                 set(),
             ),
         ],
-        ids=["one critic", "three quantile critics", "Dict", "normalised", "n-step", "on the device", "hindsight"],
+        ids=["one critic", "three quantile critics", "Dict", "normalised", "n-step", "hindsight"],
     )
     def test_are_there_for_every_kind_of_model(self, kwargs, missing, tmp_path):
         logged(tmp_path, steps=60, **kwargs)
@@ -188,7 +186,7 @@ class TestARunWithALogEqualsOneWithout:
         "kwargs",
         [
             {},
-            {"replay_buffer_class": DeviceReplayBuffer, "train_freq": (1, "episode"), "gradient_steps": -1},
+            {"train_freq": (1, "episode"), "gradient_steps": -1},
             {"replay_buffer_class": OwnGenerator},
             {"policy_kwargs": {**SMALL, "features_extractor_class": BatchNorm}},
             {"accelerate": "compiled"},

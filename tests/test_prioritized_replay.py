@@ -1,4 +1,4 @@
-"""Prioritised replay draws by the last error (LAP), or weights by it (PAL); either way as its paper says."""
+"""Prioritized replay draws transitions by their last error, as LAP's paper says."""
 
 import copy
 
@@ -152,7 +152,7 @@ class TestAlgorithm:
 
     def test_lap_chooses_its_buffer_and_none_leaves_it_to_sb3(self, tmp_path):
         assert type(model(prioritization="lap").replay_buffer) is PrioritizedReplayBuffer
-        assert type(model(prioritization="pal").replay_buffer) is ReplayBuffer
+        assert type(model().replay_buffer) is ReplayBuffer
         model(prioritization="lap").learn(30).save(tmp_path / "model")
         assert TD3X.load(tmp_path / "model").replay_buffer_class is PrioritizedReplayBuffer
         assert TD3X.load(tmp_path / "model", prioritization=None).replay_buffer_class is ReplayBuffer
@@ -171,30 +171,28 @@ class TestAlgorithm:
         ],
         ids=["n-step returns", "Dict observations", "one array of observations"],
     )
-    def test_pal_takes_what_lap_refuses(self, settings):
+    def test_what_has_no_priorities_is_refused(self, settings):
         env = settings.pop("env", LineEnv)
-        with pytest.raises(ValueError, match=r"pal|optimize_memory_usage"):
+        with pytest.raises(ValueError, match=r"Dict|n_steps|optimize_memory_usage"):
             model(env(), prioritization="lap", **settings)
-        assert model(env(), prioritization="pal", **settings).learn(30)._n_updates == 20
 
     @pytest.mark.parametrize("cls", [ReplayBuffer, NStepReplayBuffer, HerReplayBuffer])
     def test_lap_needs_a_buffer_with_priorities(self, cls):
-        with pytest.raises(ValueError, match=r"needs a PrioritizedReplayBuffer, not .*pal"):
+        with pytest.raises(ValueError, match=r"needs a PrioritizedReplayBuffer, not"):
             model(prioritization="lap", replay_buffer_class=cls)
 
-    @pytest.mark.parametrize("prioritization", [None, "pal"])
-    def test_a_buffer_with_priorities_needs_lap(self, prioritization, tmp_path):
-        said = f'PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}'
+    def test_a_buffer_with_priorities_needs_lap(self, tmp_path):
+        said = 'PrioritizedReplayBuffer needs prioritization="lap", not None'
         with pytest.raises(ValueError, match=said):
-            model(prioritization=prioritization, replay_buffer_class=PrioritizedReplayBuffer)
+            model(replay_buffer_class=PrioritizedReplayBuffer)
         lap = model(prioritization="lap").learn(20)
         lap.save_replay_buffer(tmp_path / "buffer")
-        other = model(prioritization=prioritization)
+        other = model()
         before = other.replay_buffer
         with pytest.raises(ValueError, match=said):
             other.load_replay_buffer(tmp_path / "buffer")
         assert other.replay_buffer is before
-        lap.prioritization = prioritization
+        lap.prioritization = None
         with pytest.raises(ValueError, match=said):
             lap.learn(5, reset_num_timesteps=False)
 
@@ -217,5 +215,5 @@ class TestAlgorithm:
 
     @pytest.mark.parametrize("nonsense", ["per", "LAP", True, 1])
     def test_nonsense_is_refused(self, nonsense):
-        with pytest.raises(ValueError, match="prioritization must be one of None, lap, pal"):
+        with pytest.raises(ValueError, match="prioritization must be one of None, lap"):
             model(prioritization=nonsense)

@@ -165,7 +165,9 @@ HOSTILE = {
     "no space": {"observation_space": None},
     "a layer as policy": {"policy_class": {"@": "class", "name": "torch.nn:ReLU"}},
     "a policy as buffer": {"replay_buffer_class": {"@": "class", "name": "sb3_td3x.td3x.policies:TD3XPolicy"}},
-    "a buffer as layer": {"policy_kwargs": {"activation_fn": {"@": "class", "name": "sb3_td3x.common.transitions:DeviceReplayBuffer"}}},
+    "a buffer as layer": {
+        "policy_kwargs": {"activation_fn": {"@": "class", "name": "sb3_td3x.common.buffers:PrioritizedReplayBuffer"}}
+    },
     "a layer as optimiser": {"policy_kwargs": {**SMALL, "optimizer_class": {"@": "class", "name": "torch.nn:ReLU"}}},
     "a covered method": {"learn": 1},
     "a covered policy": {"policy": 1},

@@ -27,7 +27,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled, precision
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, poison_generators, run_twice, seeded
@@ -61,7 +60,6 @@ SETTINGS = {
         "buffer_size": 45,
     },
     "n-step returns": {"n_steps": 3},
-    "a buffer on the device": {"replay_buffer_class": DeviceReplayBuffer},
     "prioritised replay": {"prioritization": "lap", "buffer_size": 45},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "a schedule": {"learning_rate": LinearSchedule(1e-3, 0, 1), "policy_delay": 3},

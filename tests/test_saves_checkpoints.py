@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import (
     EveryNTimesteps,
     StopTrainingOnMaxEpisodes,
@@ -12,7 +13,6 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import STEPS, assert_same_run, seeded
 from tests.tools import LineEnv, model
@@ -55,7 +55,9 @@ class TestTheReplayBuffer:
         save_run(learner, tmp_path)
         self.assert_saved(learner, tmp_path)
 
-    @pytest.mark.parametrize("other", [{"buffer_size": 50}, {"replay_buffer_class": DeviceReplayBuffer}])
+    @pytest.mark.parametrize(
+        "other", [{"buffer_size": 50}, {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 1}}]
+    )
     def test_that_was_loaded_and_is_not_the_models_own_is_saved_too(self, other, tmp_path):
         model(seeded(), **{"buffer_size": 100, **other}).learn(40).save_replay_buffer(tmp_path / "buffer")
         learner = model(seeded(), buffer_size=100)

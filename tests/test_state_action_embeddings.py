@@ -14,7 +14,6 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.td3x import losses
 from sb3_td3x.td3x.sale import EmbeddedCritic, Encoder
 from tests.paths import assert_equal, pair, train
@@ -250,9 +249,8 @@ class TestGoesWith:
             losses[products] = algorithm.logger.name_to_value["train/encoder_loss"]
         assert 1e-6 < abs(losses["bf16"] / losses["fp32"] - 1) < 0.02
 
-    @pytest.mark.parametrize("extras", [{"prioritization": "lap"}, {"replay_buffer_class": DeviceReplayBuffer}])
-    def test_other_buffers(self, extras):
-        learned = model(n_quantiles=5, **EMBEDDED, **extras)
+    def test_prioritized_replay(self):
+        learned = model(n_quantiles=5, prioritization="lap", **EMBEDDED)
         before = weights(learned)["critic.encoder.transition.4.bias"]
         learned.learn(40)
         assert learned._n_updates == 30

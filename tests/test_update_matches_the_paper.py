@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
-from tests.reference.prioritized_by_the_paper import PaperLAPTD3, PaperPALTD3
+from tests.reference.prioritized_by_the_paper import PaperLAPTD3
 from tests.reference.quantiles_by_the_paper import PaperQuantileTD3
 from tests.reference.td3_by_the_paper import PaperTD3
 from tests.tools import feed, model, random_batch, without_output
@@ -17,8 +17,8 @@ RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 OWN_RATE = {"qf_learning_rate": 3e-3}
 CLIPPED = {"max_grad_norm": 0.03}
-LAP, PAL = {"prioritization": "lap"}, {"prioritization": "pal"}
-SCALAR = {None: PaperTD3, "lap": PaperLAPTD3, "pal": PaperPALTD3}
+LAP = {"prioritization": "lap"}
+SCALAR = {None: PaperTD3, "lap": PaperLAPTD3}
 FLOAT64, FLOAT32 = (th.float64, 1e-10), (th.float32, 1e-5)
 
 
@@ -71,8 +71,6 @@ def assert_equal_networks(policy, reference, tolerance):
     + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
     + [(*FLOAT64, 2, "plain", OWN_RATE), (*FLOAT64, 2, "plain", CLIPPED), (*FLOAT32, 3, "plain", QUANTILES | CLIPPED)]
     + [(*FLOAT64, n_critics, "plain", LAP) for n_critics in (1, 2)]
-    # PAL's own loss is that of one critic
-    + [(*FLOAT64, 1, "plain", PAL)]
     # Quantiles have Huber loss already: what LAP changes is what is drawn
     + [(*FLOAT64, 2, "plain", QUANTILES | LAP)]
     # a program takes long to compile

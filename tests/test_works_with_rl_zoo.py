@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli
-from sb3_td3x.common.transitions import DeviceReplayBuffer
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.zoo import __main__ as launcher
 from sb3_td3x.zoo import hyperparams
 
 ROOT = Path(__file__).parent.parent
 SCHEDULE = "learning_rate:'lin_1e-3'"  # rl-zoo3 makes an object of its own of it, which the zip cannot hold as plain data
-BUFFER = "replay_buffer_class:'DeviceReplayBuffer'"
+BUFFER = "replay_buffer_class:'NStepReplayBuffer'"
 HOPPER = ["--algo", "td3x", "--env", "HopperBulletEnv-v0"]
 SHORT = ["--eval-freq", "100", "--eval-episodes", "2", "--seed", "1", "--num-threads", "1"]
 SEARCH = ["--storage", "study.log", "--study-name", "line"]
@@ -159,7 +159,7 @@ class TestSearch:
         for name in ("n_quantiles", "policy_delay", "tau", "train_freq"):
             value = model.train_freq.frequency if name == "train_freq" else getattr(model, name)
             assert value == drawn[name], name
-        assert model.replay_buffer_class is DeviceReplayBuffer  # which rl-zoo3 was told by name
+        assert model.replay_buffer_class is NStepReplayBuffer  # which rl-zoo3 was told by name
 
 
 class TestPlay:

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch as th
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
 from sb3_td3x.checkpoint.store import SEGMENT
 from sb3_td3x.common import arrays, files
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
-from sb3_td3x.common.transitions import DeviceReplayBuffer, cut
+from sb3_td3x.common.transitions import cut
 from sb3_td3x.errors import CheckpointError
 
-COVERED = (
-    ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, DeviceReplayBuffer, PrioritizedReplayBuffer,
-)  # fmt: skip
+COVERED = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, PrioritizedReplayBuffer)
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 PRIORITIES = ("priorities", "_largest")
 # What changes for old transitions, in hindsight and prioritised replay
@@ -157,12 +154,12 @@ def _kind(buffer: ReplayBuffer) -> dict[str, Any]:
         "class": type(buffer).__name__,
         "buffer_size": buffer.buffer_size,
         "n_envs": buffer.n_envs,
-        "memory": {name: [list(array.shape[1:]), _dtype(array)] for name, array in memory.items()},
+        "memory": {name: [list(array.shape[1:]), str(array.dtype)] for name, array in memory.items()},
     }
 
 
 def _memory(buffer: ReplayBuffer) -> dict[str, Any]:
-    """Arrays (tensors of a device buffer) of one entry per step, those of Dict observations side by side."""
+    """Arrays with one entry per step; those of Dict observations side by side."""
     found: dict[str, Any] = {}
     for name in MEMORY:
         memory = getattr(buffer, name, None)
@@ -173,16 +170,9 @@ def _memory(buffer: ReplayBuffer) -> dict[str, Any]:
     return found
 
 
-def _dtype(array: np.ndarray | th.Tensor) -> str:
-    return str(array.dtype).removeprefix("torch.")
-
-
 def _rows(buffer: ReplayBuffer, numbers: np.ndarray) -> dict[str, np.ndarray]:
     index = numbers % buffer.buffer_size
-    return {
-        name: memory[th.from_numpy(index)].cpu().numpy() if isinstance(memory, th.Tensor) else memory[index]
-        for name, memory in _memory(buffer).items()
-    }
+    return {name: memory[index] for name, memory in _memory(buffer).items()}
 
 
 def _stretch(buffer: ReplayBuffer, first: int, last: int) -> dict[str, np.ndarray]:
@@ -191,7 +181,7 @@ def _stretch(buffer: ReplayBuffer, first: int, last: int) -> dict[str, np.ndarra
     end = begin + last - first
     if end > buffer.buffer_size:
         return _rows(buffer, np.arange(first, last))
-    return {name: np.asarray(th.as_tensor(memory[begin:end]).cpu()) for name, memory in _memory(buffer).items()}
+    return {name: memory[begin:end] for name, memory in _memory(buffer).items()}
 
 
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
@@ -259,10 +249,7 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
         index = numbers % buffer.buffer_size if in_place else np.arange(count, count + len(numbers))
         for name, rows in _read(folder / segment["file"], memory, segment["last"] - segment["first"]).items():
             values = rows[len(rows) - len(numbers) :]
-            if isinstance(memory[name], th.Tensor):
-                memory[name][th.from_numpy(index)] = th.from_numpy(values).to(memory[name])
-            else:
-                memory[name][index] = values
+            memory[name][index] = values
         held[index] = True
         count += len(numbers)
     end = added if in_place else count
@@ -275,7 +262,7 @@ def _place(buffer: ReplayBuffer, folder: Path, segments: list[dict[str, Any]], a
 def _read(path: Path, memory: dict[str, Any], length: int) -> dict[str, np.ndarray]:
     rows = read_arrays(path)
     for name, array in memory.items():
-        if name not in rows or rows[name].shape != (length, *array.shape[1:]) or str(rows[name].dtype) != _dtype(array):
+        if name not in rows or rows[name].shape != (length, *array.shape[1:]) or rows[name].dtype != array.dtype:
             raise CheckpointError(path, f"holds {name} of another shape or type")
     return rows
 

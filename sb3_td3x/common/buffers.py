@@ -1,7 +1,6 @@
 """Prioritized replay (LAP): transitions are drawn in proportion to a priority that follows their last error."""
 
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -10,8 +9,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-PRIORITIZATIONS = ("lap", "pal")
-INSTEAD = 'prioritization="pal" has the same gradient in expectation and takes any replay buffer'
+PRIORITIZATIONS = ("lap",)
 PRIORITY_EXPONENT = 0.4
 """Between uniform sampling (0) and sampling in proportion to the error (1): the value of LAP's authors for all tasks."""
 MAX_REJECTION_ROUNDS = 8
@@ -20,56 +18,7 @@ MAX_PRIORITY_INTERVAL = 250
 """Updates between two searches for the largest priority, as in TD7 (https://arxiv.org/abs/2306.02451)."""
 
 
-class IndexedReplayBuffer(ReplayBuffer, ABC):
-    """
-    SB3's ``ReplayBuffer`` without its rule of what to draw, which ``_draw`` is in a subclass.
-
-    For flat and image observations. Parameters are ``ReplayBuffer``'s.
-
-    :cvar instead_for_dict: what an error for Dict observations adds
-    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
-    """
-
-    instead_for_dict: ClassVar[str] = ""
-
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-    ):
-        name = type(self).__name__
-        if isinstance(observation_space, spaces.Dict):
-            raise ValueError(f"{name} is for flat and image observations, not for Dict{self.instead_for_dict}")
-        if optimize_memory_usage:
-            raise ValueError(f"{name} stores every observation twice: leave optimize_memory_usage off")
-        super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
-        )
-
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        at = self._draw(batch_size)
-        parts = (
-            self._normalize_obs(self.observations[at], env),
-            self.actions[at],
-            self._normalize_obs(self.next_observations[at], env),
-            (self.dones[at] * (1 - self.timeouts[at])).reshape(-1, 1),
-            self._normalize_reward(self.rewards[at].reshape(-1, 1), env),
-        )
-        return ReplayBufferSamples(*map(self.to_torch, parts))
-
-    @abstractmethod
-    def _draw(self, count: int) -> tuple[Any, Any]:
-        """
-        :return: step and environment of each transition to sample, ``(count,)`` each, as the memory is indexed
-        """
-
-
-class PrioritizedReplayBuffer(IndexedReplayBuffer):
+class PrioritizedReplayBuffer(ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
 
@@ -84,10 +33,23 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
     :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
     """
 
-    instead_for_dict = f": {INSTEAD}"
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+    ):
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError("PrioritizedReplayBuffer is for flat and image observations, not for Dict")
+        if optimize_memory_usage:
+            raise ValueError("PrioritizedReplayBuffer stores every observation twice: leave optimize_memory_usage off")
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
+        )
         self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
         self._largest = np.array([1.0, 0.0])  # the largest priority, and updates since it was searched for
         self._sampled: tuple[np.ndarray, np.ndarray] | None = None
@@ -96,6 +58,17 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         step = self.pos
         super().add(*args, **kwargs)
         self.priorities[step] = self._largest[0]
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        at = self._draw(batch_size)
+        parts = (
+            self._normalize_obs(self.observations[at], env),
+            self.actions[at],
+            self._normalize_obs(self.next_observations[at], env),
+            (self.dones[at] * (1 - self.timeouts[at])).reshape(-1, 1),
+            self._normalize_reward(self.rewards[at].reshape(-1, 1), env),
+        )
+        return ReplayBufferSamples(*map(self.to_torch, parts))
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         self._sampled = np.divmod(self._draw_flat(count), self.n_envs)
@@ -142,7 +115,7 @@ def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBu
     """
     has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
     if prioritization == "lap" and not has_priorities:
-        raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}: {INSTEAD}')
+        raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}')
     if prioritization != "lap" and has_priorities:
         raise ValueError(f'a PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}')
     return prioritization
@@ -160,7 +133,7 @@ def buffer_class_for(
     if requested is not None and not (isinstance(requested, type) and issubclass(requested, ReplayBuffer)):
         raise ValueError(f"replay_buffer_class must be a subclass of SB3's ReplayBuffer or None, not {requested!r}")
     if prioritization == "lap" and n_steps > 1:
-        raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}: {INSTEAD}')
+        raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}')
     if prioritization == "lap" and requested is None:
         return PrioritizedReplayBuffer
     check_prioritization(prioritization, requested or ReplayBuffer)

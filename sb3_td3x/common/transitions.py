@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
-from sb3_td3x.common.buffers import IndexedReplayBuffer, PrioritizedReplayBuffer
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import NonFiniteError
 
 # The classes that are picked when the user names none, all but the last by SB3
@@ -84,83 +84,6 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
     strategy = buffer_kwargs.get("goal_selection_strategy")
     if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
         raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
-
-
-class DeviceReplayBuffer(IndexedReplayBuffer):
-    """
-    SB3's ``ReplayBuffer`` with its memory on the model's device, so that sampling on a GPU copies nothing from the host.
-
-    For flat and image observations. Indices are drawn by the device's global generator, which ``seed`` seeds. A million
-    transitions of the walker take 0.2 GB. Give it as ``replay_buffer_class``; parameters are ``ReplayBuffer``'s.
-
-    :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
-    """
-
-    _MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        for name in self._MEMORY:
-            array = getattr(self, name)
-            setattr(self, name, th.zeros(array.shape, dtype=th.from_numpy(array[:0]).dtype, device=self.device))
-
-    @property
-    def device(self) -> th.device:
-        """Where the memory is; setting it moves the memory, as ``load_replay_buffer`` does for the model's device."""
-        return self._device
-
-    @device.setter
-    def device(self, device: th.device) -> None:
-        self._device = device
-        for name in self._MEMORY:
-            if isinstance(memory := self.__dict__.get(name), th.Tensor):
-                setattr(self, name, memory.to(device))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle: with the memory on the host, so that a machine without the device can read it."""
-        host = {name: getattr(self, name).cpu() for name in self._MEMORY}
-        return {**self.__dict__, **host, "_device": th.device("cpu")}
-
-    def add(
-        self,
-        obs: np.ndarray,
-        next_obs: np.ndarray,
-        action: np.ndarray,
-        reward: np.ndarray,
-        done: np.ndarray,
-        infos: list[dict[str, Any]],
-    ) -> None:
-        timeouts = np.array([self.handle_timeout_termination and info.get("TimeLimit.truncated", False) for info in infos])
-        values = (obs, next_obs, action.reshape(self.n_envs, self.action_dim), reward, done, timeouts)
-        for name, value in zip(self._MEMORY, values, strict=True):
-            memory: th.Tensor = getattr(self, name)
-            memory[self.pos] = th.as_tensor(value).reshape(memory.shape[1:]).to(memory)
-        self.pos = (self.pos + 1) % self.buffer_size
-        self.full = self.full or self.pos == 0
-
-    def _draw(self, count: int) -> tuple[th.Tensor, th.Tensor]:
-        steps = th.randint(0, self.size(), (count,), device=self.device)
-        return steps, th.randint(0, self.n_envs, (count,), device=self.device)
-
-    def to_torch(self, array: th.Tensor, copy: bool = True) -> th.Tensor:  # type: ignore[override]
-        """What is gathered from the memory is a tensor on the device already."""
-        return array
-
-    @staticmethod
-    def _normalize_obs(observations: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
-        """As ``VecNormalize.normalize_obs``, with its statistics of this moment."""
-        if env is None or not env.norm_obs:
-            return observations
-        values: Any = env.obs_rms  # one set of statistics, as the observations are not a Dict
-        mean, variance = (th.as_tensor(value).to(observations.device) for value in (values.mean, values.var))
-        scaled = (observations - mean) / th.sqrt(variance + env.epsilon)
-        return scaled.clamp(-env.clip_obs, env.clip_obs).float()
-
-    @staticmethod
-    def _normalize_reward(rewards: th.Tensor, env: VecNormalize | None = None) -> th.Tensor:  # type: ignore[override]
-        if env is None or not env.norm_reward:
-            return rewards
-        return (rewards / float(np.sqrt(env.ret_rms.var + env.epsilon))).clamp(-env.clip_reward, env.clip_reward)
 
 
 def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:

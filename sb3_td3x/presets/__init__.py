@@ -47,7 +47,6 @@ _CLASSES: dict[str, dict[str, Any]] = {
     }
     | {
         "HerReplayBuffer": "stable_baselines3:HerReplayBuffer",
-        "DeviceReplayBuffer": "sb3_td3x.common.transitions:DeviceReplayBuffer",
     },
     "env_wrapper": {
         "sb3_contrib.common.wrappers.TimeFeatureWrapper": "sb3_contrib.common.wrappers:TimeFeatureWrapper",

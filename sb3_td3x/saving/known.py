@@ -25,7 +25,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "stable_baselines3.common.buffers": ("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"),
     "stable_baselines3.her.her_replay_buffer": ("HerReplayBuffer",),
     "sb3_td3x.td3x.policies": ("CnnPolicy", "MultiInputPolicy", "TD3XPolicy"),
-    "sb3_td3x.common.transitions": ("DeviceReplayBuffer",),
     "sb3_td3x.common.buffers": ("PrioritizedReplayBuffer",),
 }  # fmt: skip
 """By the module that offers them: layers, optimisers, feature extractors, policies and replay buffers."""
@@ -37,7 +36,7 @@ ENUMS: dict[str, tuple[str, ...]] = {
 
 _WITH_BUFFERS = (
     "stable_baselines3.common.buffers", "stable_baselines3.her.her_replay_buffer",
-    "sb3_td3x.common.transitions", "sb3_td3x.common.buffers",
+    "sb3_td3x.common.buffers",
 )  # fmt: skip
 BUFFERS = tuple(f"{module}:{name}" for module in _WITH_BUFFERS for name in CLASSES[module])
 

@@ -5,7 +5,7 @@ One gradient update: loss from ``rule.py``, gradient, optimiser, target networks
 (``accelerate.py``) run the same functions with another ``descend``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.td3x import losses, precision
-from sb3_td3x.td3x.critics import CriticKind, kind_of
+from sb3_td3x.td3x.critics import kind_of
 from sb3_td3x.td3x.sale import EmbeddedCritic
 
 # Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
@@ -40,7 +40,7 @@ class UpdateSettings(NamedTuple):
     top_quantiles_to_drop_per_net: int = 0
     """0 for scalar critics."""
     prioritization: str | None = None
-    """``"lap"``, ``"pal"`` or none."""
+    """``"lap"`` or none."""
 
     def inputs(self) -> tuple[float | th.Tensor, ...]:
         """The numbers: what a program reads anew at every update."""
@@ -126,7 +126,8 @@ def critic_step(
     if settings.prioritization is None:
         loss = kind.loss(values, target)
     else:
-        loss, errors = _prioritized_loss(kind, values, target, settings.prioritization)
+        loss = kind.huber_losses(values, target).mean()
+        errors = losses.errors([value.detach() for value in values], target)
     encoder = _encoder_loss(policy.critic, batch)
     # No parameter has a gradient of both, so one step for the sum is one for each; only a bound on the gradient holds for both
     descend(policy.critic, loss if encoder is None else loss + encoder, "critic", settings.max_grad_norm)
@@ -137,16 +138,6 @@ def _encoder_loss(critic: ContinuousCritic, batch: ReplayBufferSamples) -> th.Te
     if not isinstance(critic, EmbeddedCritic):
         return None
     return critic.encoder_loss(batch.observations, batch.actions, batch.next_observations)
-
-
-def _prioritized_loss(
-    kind: CriticKind, values: Sequence[th.Tensor], target: th.Tensor, prioritization: str
-) -> tuple[th.Tensor, th.Tensor | None]:
-    """The loss, and the errors if the replay buffer is to draw by them; else the loss is weighted by them."""
-    each, errors = kind.huber_losses(values, target), losses.errors([value.detach() for value in values], target)
-    if prioritization == "lap":
-        return each.mean(), errors
-    return (losses.pal_weights(errors) * each).mean(), None
 
 
 def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:

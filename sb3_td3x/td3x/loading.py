@@ -41,7 +41,7 @@ class Loadable(Exploring):
     replay_buffer: ReplayBuffer
     n_steps: int
     n_quantiles: int
-    prioritization: Literal["lap", "pal"] | None = None
+    prioritization: Literal["lap"] | None = None
     _replay_buffer_is_automatic: bool | None = False  # `None` for a zip that does not say
     _is_refilling = False  # while the replay buffer holds too little to train on, as after loading a model without it
     _loading = False  # while `load` rebuilds a model: its seed has been used already

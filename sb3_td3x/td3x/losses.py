@@ -13,9 +13,6 @@ from collections.abc import Iterable, Sequence
 import torch as th
 from torch.nn import functional as F
 
-PRIORITY_EXPONENT = 0.4
-"""Between no prioritisation (0) and sampling in proportion to the error (1): that of LAP's authors for all tasks."""
-
 
 def smoothed_actions(
     actions: th.Tensor, noise: th.Tensor, noise_std: float | th.Tensor, noise_clip: float | th.Tensor
@@ -113,21 +110,6 @@ def errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
     """
     wanted = target.mean(dim=1)
     return th.stack([(value.mean(dim=1) - wanted).abs() for value in values]).amax(dim=0)
-
-
-def priorities(error: th.Tensor) -> th.Tensor:
-    """LAP's priority of errors of any shape: where Huber loss is quadratic, all have the smallest, 1."""
-    return error.clamp(min=1) ** PRIORITY_EXPONENT
-
-
-def pal_weights(error: th.Tensor) -> th.Tensor:
-    """
-    Weights that give uniform sampling the expected gradient of LAP: the loss-adjusted twin of prioritised sampling, PAL.
-
-    :param error: of the batch, ``(batch,)``, without gradient
-    """
-    found = priorities(error)
-    return found / found.mean()
 
 
 def average_l1_normalized(values: th.Tensor) -> th.Tensor:

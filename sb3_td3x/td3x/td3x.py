@@ -85,7 +85,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         ones are scaled down to it. ``None`` is no bound
     :param prioritization: ``"lap"`` draws transitions more often whose error was large (Fujimoto et al. 2020,
         https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
-        ``"pal"`` weights them in the loss instead, with any replay buffer. Both give scalar critics Huber loss
+        Scalar critics then have Huber loss
     :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
         the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
     :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
@@ -137,7 +137,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         top_quantiles_to_drop_per_net: int = 2,
         qf_learning_rate: float | Schedule | None = None,
         max_grad_norm: float | None = None,
-        prioritization: Literal["lap", "pal"] | None = None,
+        prioritization: Literal["lap"] | None = None,
         best_actor_window: int | None = None,
         predict_with: Literal["live", "best"] = "live",
     ):

@@ -1,5 +1,5 @@
 """
-LAP and PAL (Fujimoto, Meger and Precup 2020, https://arxiv.org/abs/2007.06049) again in float64, transition by transition.
+LAP (Fujimoto, Meger and Precup 2020, https://arxiv.org/abs/2007.06049) again in float64, transition by transition.
 
 It shares no code with the package and is slow and plain on purpose: the package has to equal it.
 """
@@ -31,14 +31,3 @@ class PaperLAPTD3(PaperTD3):
     def loss(self, values, targets):
         pairs = [huber(value - target) for value, target in zip(values[:, 0], targets[:, 0], strict=True)]
         return np.mean([loss for loss, _ in pairs]), np.array([[slope] for _, slope in pairs]) / len(pairs)
-
-
-class PaperPALTD3(PaperTD3):
-    """One critic with the slope of PAL's loss ; the loss told is Huber's, weighted."""
-
-    def loss(self, values, targets):
-        errors = values[:, 0] - targets[:, 0]
-        scale = np.mean([priority(error) for error in errors])
-        slopes = [error if abs(error) <= 1.0 else np.sign(error) * abs(error) ** ALPHA for error in errors]
-        loss = np.mean([priority(error) * huber(error)[0] for error in errors]) / scale
-        return loss, np.array([[slope] for slope in slopes]) / scale / len(errors)

@@ -87,7 +87,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         asked = options.get("kernels", "default")
         one_of("kernels", asked, ("default", "fastest"))
-        kernels = precision.fastest_matrix_kernels() if asked == "fastest" else "default"
+        kernels = precision.choose_matrix_kernels() if asked == "fastest" else "default"
         with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]

@@ -85,7 +85,7 @@ def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, monkeypatch):
         used.append(th.backends.mkldnn.matmul.fp32_precision)
         return real(left, right, out=out)
 
-    monkeypatch.setattr(precision, "fastest_matrix_kernels", lambda: kernels)
+    monkeypatch.setattr(precision, "choose_matrix_kernels", lambda: kernels)
     monkeypatch.setattr(th, "mm", mm)
     speed._matrix_products(SMALL, "cpu")()
     assert set(used) == {"bf16" if kernels == "onednn" else "none"}

@@ -58,21 +58,16 @@ class TestChoosing:
         assert isinstance(algorithm._update_maker(), FastUpdate)
         algorithm.accelerate = "plain"
         assert not isinstance(algorithm._update_maker(), FastUpdate)
-        algorithm.accelerate, algorithm.update_path = "auto", "cudagraph"  # a zip from a machine with CUDA
+        algorithm.accelerate, algorithm.update_path = "auto", "plain"
         assert not isinstance(algorithm._update_maker(), FastUpdate)
-        assert choose("auto", algorithm.policy, 1e9, chosen_before="cudagraph")[0] == "compiled"
         with pytest.raises(ValueError, match="accelerate must be one of"):
             algorithm.accelerate = "fastest"
 
-    def test_on_cuda_nothing_is_chosen_that_has_not_been_tested_there(self):
-        policy = SimpleNamespace(device=torch.device("cuda"))
-        path, reason = choose("auto", policy, 1e9)
-        assert path == "plain"
-        assert "accelerate='cudagraph'" in reason
-
-    def test_a_cuda_graph_needs_cuda(self):
-        with pytest.raises(ValueError, match="needs a CUDA device"):
-            model(accelerate="cudagraph")
+    def test_on_cuda_updates_are_plain_and_compiled_is_refused(self):
+        on_cuda = SimpleNamespace(device=torch.device("cuda"))
+        assert choose("auto", on_cuda, 1e9)[0] == "plain"
+        with pytest.raises(CannotAccelerate, match="compiled updates are for the CPU, the networks are on 'cuda'"):
+            choose("compiled", on_cuda)
 
     @pytest.mark.parametrize("name", ["accelerate", "precision"])
     def test_unknown_words_are_refused(self, name):

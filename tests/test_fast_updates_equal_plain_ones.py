@@ -399,25 +399,6 @@ def test_a_seed_gives_one_compiled_run():
     assert largest_difference(weights(runs[0]), weights(runs[1])) == 0
 
 
-@pytest.mark.skipif(not th.cuda.is_available(), reason="no CUDA device on this machine")
-@pytest.mark.parametrize(("n_quantiles", "max_grad_norm"), [(1, None), (5, 0.05)])
-def test_cuda_graph_makes_the_plain_updates(n_quantiles, max_grad_norm):
-    kwargs = {"batch_size": 8, "buffer_size": 1000, "policy_kwargs": SMALL, "seed": 0, "device": "cuda"}
-    kwargs |= {"n_quantiles": n_quantiles, "max_grad_norm": max_grad_norm}
-    plain, graphed = (
-        without_output(TD3X("MlpPolicy", LineEnv(), accelerate=path, **kwargs)) for path in ("plain", "cudagraph")
-    )
-    batches = [
-        type(batch)(*[None if part is None else part.cuda() for part in batch])
-        for batch in (random_batch(seed) for seed in range(50))
-    ]
-    for algorithm in (plain, graphed):
-        feed(algorithm, batches, [noise(seed).cuda() for seed in range(50)])
-        algorithm.train(50, 8)
-    assert programs(graphed) == 2
-    assert_equal(plain, graphed, rtol=1e-3, atol=1e-5)
-
-
 def test_the_fast_path_belongs_to_its_policy():
     algorithm = ready("compiled")
     assert isinstance(algorithm._update_maker(), FastUpdate)

@@ -1,9 +1,6 @@
 """Rounded or fast matrix products stay inside updates, and are as accurate as asked."""
 
 import contextlib
-import errno
-import json
-import os
 
 import numpy as np
 import pytest
@@ -64,59 +61,27 @@ class TestPrecision:
 
     def test_updates_with_onednns_kernels_are_float32_or_declined(self):
         plain, compiled = pair()
-        compiled._update_maker().kernels = precision.fastest_matrix_kernels()
+        compiled._update_maker().kernels = precision.choose_matrix_kernels()
         for algorithm in (plain, compiled):
             train(algorithm, [random_batch(seed) for seed in range(2)])
         assert_equal(plain, compiled)
 
-    def test_the_fastest_kernels_are_measured_once_per_processor(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        measured = []
-        monkeypatch.setattr(precision, "_probe", lambda: measured.append(1) or "onednn")
-        for _ in range(2):
-            precision._fastest_matrix_kernels.cache_clear()
-            assert precision.fastest_matrix_kernels() == "onednn"
-        assert measured == [1]
-        (kept,) = (tmp_path / "sb3_td3x").iterdir()
-        for damaged in (json.dumps({"this": "is damaged"})[:-3], "[]", json.dumps({"kernels": "none such"})):
-            kept.write_text(damaged)
-            precision._fastest_matrix_kernels.cache_clear()
-            assert precision.fastest_matrix_kernels() == "onednn"
-            assert json.loads(kept.read_text())["kernels"] == "onednn"
-        precision._fastest_matrix_kernels.cache_clear()
+    @pytest.mark.parametrize(
+        ("name", "is_accurate", "kernels"),
+        [
+            ("AuthenticAMD AMD EPYC family 26 model 2 stepping 1, AVX512", True, "onednn"),
+            ("AuthenticAMD AMD EPYC family 26 model 2 stepping 1, AVX512", False, "default"),
+            ("AuthenticAMD AMD EPYC family 25 model 17 stepping 1, AVX512", True, "default"),
+            ("GenuineIntel Intel(R) Xeon(R) family 6 model 143 stepping 8, AVX512", True, "default"),
+        ],
+    )
+    def test_onednns_kernels_are_for_zen_5_where_they_are_accurate(self, name, is_accurate, kernels, monkeypatch):
+        monkeypatch.setattr(precision, "processor", lambda: name)
+        monkeypatch.setattr(precision, "_onednn_is_accurate", lambda: is_accurate)
+        assert precision.choose_matrix_kernels() == kernels
 
-    @pytest.mark.parametrize("has_hard_links", [True, False])
-    def test_runs_that_measure_them_at_once_take_the_same(self, tmp_path, monkeypatch, has_hard_links):
-        def refused(*_):
-            raise OSError(errno.EPERM, "Operation not permitted")
-
-        def probe():
-            """Another process is sooner, and measures otherwise."""
-            monkeypatch.setattr(precision, "_probe", lambda: "default")
-            precision._fastest_matrix_kernels.__wrapped__("this machine")
-            return "onednn"
-
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(precision, "_probe", probe)
-        if not has_hard_links:
-            monkeypatch.setattr(os, "link", refused)
-        kept = [
-            precision._fastest_matrix_kernels.__wrapped__(machine) for machine in ("this machine", "another", "this machine")
-        ]
-        assert kept == ["default"] * 3
-        assert len(list((tmp_path / "sb3_td3x").iterdir())) == 2
-
-    def test_without_a_home_folder_they_are_measured_each_time(self, monkeypatch):
-        def home():
-            raise RuntimeError("Could not determine home directory.")
-
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setattr(precision.Path, "home", home)
-        monkeypatch.setattr(precision, "_probe", lambda: "onednn")
-        assert precision._fastest_matrix_kernels("another processor") == "onednn"
-
-    def test_measuring_leaves_threads_kernels_and_generators_alone(self):
-        before = th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
-        assert precision._probe() in precision.KERNELS
-        assert before[:2] == (th.get_num_threads(), th.backends.mkldnn.matmul.fp32_precision)
-        assert th.equal(before[2], th.get_rng_state())
+    def test_checking_the_accuracy_leaves_kernels_and_generators_alone(self):
+        before = th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
+        assert precision._onednn_is_accurate.__wrapped__() in (True, False)
+        assert before[0] == th.backends.mkldnn.matmul.fp32_precision
+        assert th.equal(before[1], th.get_rng_state())

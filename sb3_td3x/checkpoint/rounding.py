@@ -24,7 +24,7 @@ def facts(model: Resumable) -> dict[str, Any]:
     path = getattr(model, "update_path", None)
     machine = {"processor": processor(), "torch threads": th.get_num_threads()}
     if path == "compiled" and model.device.type == "cpu":
-        machine["matrix kernels"] = precision.fastest_matrix_kernels()
+        machine["matrix kernels"] = precision.choose_matrix_kernels()
     return {"versions": {name: version(name) for name in VERSIONS}, "machine": machine, "path": path}
 
 

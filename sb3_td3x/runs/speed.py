@@ -80,7 +80,7 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
 
     :param device: ``"cpu"`` or ``"cuda"``
     """
-    paths: dict[str, dict[str, Any]] = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled", "cudagraph")}
+    paths: dict[str, dict[str, Any]] = {f"TD3X {path}": {"accelerate": path} for path in ("plain", "compiled")}
     paths |= {f"{name}, bf16": {**path, "precision": "bf16"} for name, path in paths.items()}
     found = {BASELINE: _updates(_model(TD3, case, device), case)}
     for what, networks in _networks(case).items():
@@ -227,7 +227,7 @@ def _matrix_products(case: Case, device: str) -> Callable[[], None]:
     All products that an update cannot do without, into memory that is there already and with the kernels that compiled
     updates take: the floor of its time.
     """
-    kernels = precision.fastest_matrix_kernels() if device == "cpu" else "default"
+    kernels = precision.choose_matrix_kernels() if device == "cpu" else "default"
     actor = _products(case, [case.observations, *case.net_arch, case.actions], device)
     critics = [_products(case, [case.observations + case.actions, *case.net_arch, 1], device) for _ in range(case.n_critics)]
     calls = 0

@@ -1,6 +1,6 @@
 """
-The fast paths: the functions of ``update.py`` recorded once as one program of tensor operations, which is then compiled
-by Inductor or captured as a CUDA graph. There is no mathematics in here.
+The fast path: the functions of ``update.py`` recorded once as one program of tensor operations, which is then compiled
+by Inductor. There is no mathematics in here.
 """
 
 import functools
@@ -29,7 +29,7 @@ from sb3_td3x.td3x.gradient_step import Losses, UpdateSettings
 from sb3_td3x.td3x.policies import TD3XPolicy
 from sb3_td3x.td3x.recordable import NETWORKS, RecordableUpdate, State, attributes_kept, flat, layout
 
-PATHS = ("auto", "plain", "compiled", "cudagraph")
+PATHS = ("auto", "plain", "compiled")
 # Compiling takes 25 s on two slow cores and then saves 1 to 2 ms per update
 WORTH_COMPILING = 20_000
 
@@ -63,8 +63,6 @@ def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_bef
     # Only a fast path is kept: what did not pay for compiling may do so in a longer `learn`
     if chosen_before not in (None, "plain") and not _obstacle(chosen_before, policy):
         return chosen_before, "as before"
-    if policy.device.type == "cuda":
-        return "plain", "the CUDA graph has not been tested on a GPU yet, accelerate='cudagraph' asks for it"
     if obstacle := _obstacle("compiled", policy):
         return "plain", obstacle
     if updates_ahead < WORTH_COMPILING:
@@ -76,8 +74,8 @@ def _obstacle(path: str, policy: TD3Policy) -> str | None:
     """What stands in the way, as far as it can be known without recording an update."""
     if path == "plain":
         return None
-    if path == "cudagraph" and policy.device.type != "cuda":
-        return f"a CUDA graph needs a CUDA device, not {policy.device.type!r}"
+    if policy.device.type != "cpu":
+        return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
     if not isinstance(policy, TD3XPolicy):
         return f"{type(policy).__name__} is not a TD3XPolicy"
     for network in (policy.critic, policy.actor):
@@ -85,11 +83,8 @@ def _obstacle(path: str, policy: TD3Policy) -> str | None:
             return f"the optimiser {type(network.optimizer).__name__} is not torch's Adam or AdamW"
         if len(network.optimizer.param_groups) != 1:
             return "an optimiser has several parameter groups"
-    if path == "compiled":
-        if policy.device.type not in ("cpu", "cuda"):
-            return f"compiling is not supported on {policy.device.type!r}"
-        if policy.device.type == "cpu" and not _has_compiler():
-            return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another)"
+    if not _has_compiler():
+        return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another)"
     return None
 
 
@@ -112,7 +107,6 @@ class FastUpdate:
     the optimiser other than the learning rate, the number of torch threads.
 
     :param policy: changed in place, and the states of its optimisers with it
-    :param path: ``"compiled"`` or ``"cudagraph"``
     :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
     :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
     :param announce: called with a line of text before the first program is made, and on falling back
@@ -122,13 +116,12 @@ class FastUpdate:
     def __init__(
         self,
         policy: TD3Policy,
-        path: str,
         products: str = "fp32",
         falls_back: bool = False,
         announce: Callable[[str], None] = lambda _: None,
     ):
-        self.policy, self.path, self.products, self.announce = policy, path, products, announce
-        self.kernels = precision.fastest_matrix_kernels() if policy.device.type == "cpu" else "default"
+        self.policy, self.products, self.announce = policy, products, announce
+        self.kernels = precision.choose_matrix_kernels()
         self.falls_back, self._declined = falls_back, False
         self.plain = gradient_step.PlainUpdate(policy, products)
         self.last_good = 0
@@ -141,7 +134,7 @@ class FastUpdate:
         self._batch_size = batch_size
         self.last_good = 0
         self._refresh()
-        self._constants = self._state.constants(self.path)
+        self._constants = self._state.constants()
         self._settings: tuple[Any, th.Tensor | None] = None, None
         self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
         self._faults: dict[int, th.Tensor] = {}
@@ -193,12 +186,11 @@ class FastUpdate:
         if self._state.is_current():
             return
         before, self._state = self._state, State(self.policy)
-        # A captured graph works on the memory it was captured with, any program on the layers it was recorded from
-        if self.path == "cudagraph" or not self._state.is_of_the_same_modules(before):
+        if not self._state.is_of_the_same_modules(before):
             self._programs.clear()
 
     def _first_bad(self) -> int | None:
-        """The first update that was not made. Asked once per series, because reading a number of a GPU waits for it."""
+        """The first update that was not made."""
         if not self._faults:
             return None
         if not int(self._fault):
@@ -224,18 +216,16 @@ class FastUpdate:
         self, batch: ReplayBufferSamples, with_actor: bool, settings: UpdateSettings, inputs: list[th.Tensor]
     ) -> Program:
         if not self._programs:
-            once = "compiling the update, 10 to 60 s the first time, a few seconds from then on"
-            self.announce(f"accelerate: {once if self.path == 'compiled' else 'capturing the update'}")
+            self.announce("accelerate: compiling the update, 10 to 60 s the first time, a few seconds from then on")
         recorded = RecordableUpdate(self.policy, self.products, self._state, batch, with_actor, settings)
         with _MAKING, generators_kept(self.policy.device):
             try:
-                program = _compile(recorded, inputs) if self.path == "compiled" else _capture(recorded, inputs)
-                if self.path == "compiled":  # some layers have no kernel that a program can call (LSTM)
-                    with precision.matrix_kernels(self.kernels):
-                        program(*[tensor.clone() for tensor in inputs])
+                program = _compile(recorded, inputs)
+                with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
+                    program(*[tensor.clone() for tensor in inputs])
             except CannotAccelerate:
                 raise
-            except Exception as error:  # a compiler that fails, a cache that cannot be written, a capture that is not allowed
+            except Exception as error:  # a compiler that fails, a cache that cannot be written
                 raise CannotAccelerate(f"making the program failed ({_first_line(error)})") from error
         self.programs_made += 1
         return program
@@ -256,7 +246,7 @@ def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program
     import torch._inductor
 
     options: dict[str, Any] = {
-        "cpp_wrapper": recorded.policy.device.type == "cpu",  # the calls between the kernels are compiled too
+        "cpp_wrapper": True,  # the calls between the kernels are compiled too
         "compile_threads": 1,  # without a pool of processes
         # Numbers that many elements share are computed once, before the loop over the elements: Adam's two powers
         # inside it cost a quarter of a millisecond per update
@@ -288,37 +278,6 @@ def _dropout_of(node: Node) -> Any:
         return None
     place = names.index("dropout_p")
     return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-
-
-def _capture(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
-    """Record the update's kernels on the policy's GPU; a call copies what is new into place and replays them."""
-    with th.cuda.device(recorded.policy.device), attributes_kept(recorded.policy):
-        return _capture_on_current_device(recorded, inputs)
-
-
-def _capture_on_current_device(recorded: RecordableUpdate, inputs: list[th.Tensor]) -> Program:
-    own = len(recorded.state.tensors)
-    static = [*inputs[:own], *[tensor.clone() for tensor in inputs[own:]]]
-    fault = static[own + 1]
-    fault.fill_(1)  # with a fault before them, the runs that warm up change nothing
-    stream = th.cuda.Stream()
-    stream.wait_stream(th.cuda.current_stream())
-    with th.cuda.stream(stream):
-        for _ in range(3):
-            recorded.step(*static)
-    th.cuda.current_stream().wait_stream(stream)
-    graph = th.cuda.CUDAGraph()
-    with th.cuda.graph(graph):
-        outputs = recorded.step(*static)
-
-    def replay(*new: th.Tensor) -> list[th.Tensor]:
-        for place, value in zip(static[own:], new[own:], strict=True):
-            place.copy_(value, non_blocking=True)
-        with th.cuda.device(recorded.policy.device):
-            graph.replay()
-        return [output.clone() for output in outputs]
-
-    return replay
 
 
 class Accelerated(OffPolicyAlgorithm):
@@ -369,7 +328,7 @@ class Accelerated(OffPolicyAlgorithm):
             maker: gradient_step.Update = (
                 gradient_step.PlainUpdate(self.policy, self.precision)
                 if plain
-                else FastUpdate(self.policy, path, self.precision, self.accelerate == "auto", self.logger.log)
+                else FastUpdate(self.policy, self.precision, self.accelerate == "auto", self.logger.log)
             )
             self._maker = chosen, maker
         return self._maker[1]

@@ -1,5 +1,5 @@
 """
-An update as a function of tensors alone: what a fast path records, compiles or captures.
+An update as a function of tensors alone: what is recorded and compiled.
 
 The functions of ``update.py`` run in it unchanged, on a policy whose parameters are exchanged for the function's inputs.
 """
@@ -41,10 +41,8 @@ class State:
         }
         self.tensors = [tensor.detach() for tensor in self.named.values()]
         self.tensors += [tensor for state in self.moments.values() for tensor in state.values()]
-        self.is_on_gpu = policy.device.type == "cuda"
-        self._counts: list[Any] = [state["step"] for state in self.moments.values()]
-        if not self.is_on_gpu:
-            self._counts = [count.numpy() for count in self._counts]  # the same memory, read in a quarter of the time
+        # The same memory, read in a quarter of the time
+        self._counts = [state["step"].numpy() for state in self.moments.values()]
         self._left_at = self._steps()
         self.shares_steps = self._shares_steps()
         self.modules = list(policy.modules())
@@ -70,8 +68,7 @@ class State:
 
     def leave(self) -> None:
         """Between two series of updates anything may be edited, Adam's counts too."""
-        if not self.is_on_gpu:  # a look at them would wait for it
-            self._left_at = self._steps()
+        self._left_at = self._steps()
 
     def _steps(self) -> list[float]:
         """How often Adam has moved each parameter."""
@@ -84,17 +81,16 @@ class State:
             moved[name].add(steps)
         return all(len(one) <= 1 for one in moved.values())
 
-    def constants(self, path: str) -> tuple[Any, ...]:
+    def constants(self) -> tuple[Any, ...]:
         """What a program made from this state contains and does not read anew at every update."""
-        if not self.is_on_gpu and (steps := self._steps()) != self._left_at:
+        if (steps := self._steps()) != self._left_at:
             self._left_at = steps
             self.shares_steps = self._shares_steps()
         held = [set(map(id, parameters)) for parameters in self.trained.values()]
         trained = [id(parameter) in one for one in held for parameter in self.parameters.values()]
         modes = [module.training for module in self.modules]
         options = [tuple(_options(network.optimizer).items()) for network in self.networks]
-        addresses = [tensor.data_ptr() for tensor in self.tensors] if path == "cudagraph" else []
-        return (self.shares_steps, th.get_num_threads(), *trained, *modes, *options, *self.layout, *addresses)
+        return (self.shares_steps, th.get_num_threads(), *trained, *modes, *options, *self.layout)
 
     def is_of_the_same_modules(self, other: "State") -> bool:
         """Whether a program made from one of them fits the other."""
@@ -108,7 +104,6 @@ def _adam_state(optimizer: th.optim.Optimizer, parameter: nn.Parameter) -> dict[
         state["step"] = th.zeros((), dtype=th.float32)
         for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if optimizer.param_groups[0]["amsgrad"] else 2]:
             state[name] = th.zeros_like(parameter, memory_format=th.preserve_format)
-    state["step"] = state["step"].to(parameter.device)  # a CUDA graph reads nothing from the host
     return state
 
 

@@ -69,7 +69,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
     :param device: ``"auto"`` is CUDA where there is one, else the CPU. Not tested on a GPU yet
     :param _init_setup_model: build the networks now; only ``load`` turns this off
-    :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, ``"cudagraph"``, or ``"auto"``, which chooses
+    :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, or ``"auto"``, which chooses
         when a run starts and says why. All make the same updates up to rounding
     :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
     :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv`` or ``RayVecEnv``. Actions are then
@@ -130,7 +130,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
         *,
-        accelerate: Literal["auto", "plain", "compiled", "cudagraph"] = "auto",
+        accelerate: Literal["auto", "plain", "compiled"] = "auto",
         precision: Literal["fp32", "bf16"] = "fp32",
         overlap: bool = False,
         n_quantiles: int | Literal["auto"] = "auto",

@@ -42,7 +42,7 @@ CHANGES = (
     Change("two updates per step, batches of 64", "q25-tau0.02-batch64-steps2", QUANTILES, "an option"),
     Change("learning rate 3e-4, not 7e-4", "q25-tau0.02-lr3e-4", QUANTILES, "an option"),
     Change("prioritised replay (LAP)", "q25-tau0.02-lap", QUANTILES, "an option"),
-    Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "an option"),
+    Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "dropped"),
     Change("bfloat16 products", "q25-tau0.02-bf16", QUANTILES, "an option"),
 )
 

@@ -1,8 +1,7 @@
 """
 Score the actors that runs return, on episodes that neither training nor its evaluations have seen.
 
-There are up to three: the actor that learned, the best by evaluations (SB3's ``best_model.zip``) and, where the run kept it
-(``best_actor_window``), the best by its training episodes. Writes one JSON of returns per run.
+They are the actor that learned and the best by evaluations (SB3's ``best_model.zip``). Writes one JSON of returns per run.
 Usage: ``python benchmarks/actors.py runs/td3x_default_HopperBulletEnv-v0_s0 ...``
 """
 
@@ -25,12 +24,8 @@ SEED = 1_000  # as for `td3x eval`; evaluations during training have the run's
 
 
 def actors(run: RunDir) -> Iterator[tuple[str, BaseAlgorithm]]:
-    live = TD3X.load(run.last_model, device="cpu", buffer_size=1)
-    yield "live", live
+    yield "live", TD3X.load(run.last_model, device="cpu", buffer_size=1)
     yield "best by evaluations", TD3X.load(run.best_model, device="cpu", buffer_size=1)
-    if live.best_actor is not None:
-        live.predict_with = "best"
-        yield "best by training episodes", live
 
 
 def returns(run: RunDir, actor: BaseAlgorithm) -> list[float]:

@@ -1,7 +1,7 @@
 """
 The figures of docs/speed.md: updates, whole ``learn`` steps and memory, each in a process of its own pinned to its cores.
 
-Usage: ``python benchmarks/speed.py [updates] [walker] [recipe] [environments] [memory] [--only TEXT]`` on a quiet machine.
+Usage: ``python benchmarks/speed.py [updates] [walker] [recipe] [memory] [--only TEXT]`` on a quiet machine.
 What is measured already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
 """
 
@@ -42,7 +42,6 @@ CASES = {
     "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
     "walker": WALKER,
     "recipe": [{"env": "Walker2DBulletEnv-v0"}],
-    "environments": [{"count": count, "cores": 2} for count in (1, 2, 4, 8, 16)],
     "memory": [{"name": name} for name in ALGORITHMS],
 }
 
@@ -126,30 +125,6 @@ def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dic
     ]
 
 
-def environments(count: int, out: Path, repeats: int = 5, transitions: int = 320) -> None:
-    """Milliseconds per transition with ``count`` walkers in processes, one update per transition, on two cores."""
-    from stable_baselines3.common.vec_env import SubprocVecEnv
-
-    from sb3_td3x import TD3X
-
-    models = {}
-    for overlap in (False, True):
-        env = SubprocVecEnv([walker_env] * count)
-        arguments = {**ALGORITHMS["TD3X compiled"], "batch_size": 256, "buffer_size": 100_000, "learning_starts": 100}
-        models[overlap] = TD3X("MlpPolicy", env, gradient_steps=-1, overlap=overlap, seed=0, device="cpu", **arguments)
-        models[overlap].learn(320)
-    taken = {overlap: [] for overlap in models}
-    for _ in range(repeats):
-        for overlap, model in models.items():
-            start = time.perf_counter()
-            model.learn(transitions, reset_num_timesteps=False)
-            taken[overlap].append((time.perf_counter() - start) / transitions * 1e3)
-    rows = [{"overlap": overlap, "ms": round(median(values), 3)} for overlap, values in taken.items()]
-    for model in models.values():
-        model.get_env().close()
-    write(out, {"environments": count, "rows": rows})
-
-
 def walker_env():
     import gymnasium as gym
     import pybullet_envs_gymnasium  # noqa: F401
@@ -194,7 +169,7 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     if args.child:
         value, out = args.child
-        measure = {"walker": walker, "recipe": recipe, "environments": environments, "memory": memory}[args.kinds[0]]
+        measure = {"walker": walker, "recipe": recipe, "memory": memory}[args.kinds[0]]
         return measure(json.loads(value), Path(out))
 
     for kind in args.kinds:

@@ -132,16 +132,6 @@ def recipe() -> str:
     return table(["", "ms per step", "times SB3"], body)
 
 
-def environments() -> str:
-    body = []
-    for count in (1, 2, 4, 8, 16):
-        figures = load(f"environments_count-{count}_cores-2")
-        if figures:
-            apart, together = (row["ms"] for row in figures["rows"])
-            body.append([str(count), f"{apart:.2f}", f"{together:.2f}", f"{apart / together:.2f}"])
-    return table(["environments", "one after the other", "side by side", "gain"], body)
-
-
 def memory() -> str:
     body = []
     for path in sorted(RESULTS.glob("memory_*.json")):
@@ -181,7 +171,7 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    for section in (updates, targets, growth, walker, recipe, environments, memory):
+    for section in (updates, targets, growth, walker, recipe, memory):
         fill(page, f"speed {section.__name__}", section())
     for prefix in PROCESSORS:
         fill(page, f"speed {prefix}", processor(prefix))

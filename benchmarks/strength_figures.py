@@ -226,7 +226,7 @@ def others_table(found: Runs) -> str:
 
 def actors_table() -> str:
     """What each actor of a run scores on fresh episodes, as Markdown."""
-    names = ("live", "best by evaluations", "best by training episodes")
+    names = ("live", "best by evaluations")
     lines = [f"| run | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for path in sorted(ACTORS.glob("*.json")):
         facts = json.loads(path.read_text())

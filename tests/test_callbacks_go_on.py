@@ -166,12 +166,3 @@ def test_tensorboard_goes_on_in_the_runs_own_folder(tmp_path):
 
     assert steps("TD3X_1") == [20, 40, 60, 80, 100, 120, 140, 160]
     assert steps("TD3X_2") == [20, 40, 60, 80]
-
-
-def test_another_number_of_environments_goes_on_with_the_best_actor_too(tmp_path):
-    saving = TD3XCheckpointCallback(40, tmp_path, save_replay_buffer=False)
-    model(DummyVecEnv([LineEnv] * 2), best_actor_window=2).learn(80, saving)
-    resumed = resume_run(tmp_path, DummyVecEnv([LineEnv] * 3))
-    resumed.learn(140, TD3XCheckpointCallback(40, tmp_path, save_replay_buffer=False), resume=True)
-    assert resumed.num_timesteps >= 140
-    assert resumed.best_actor is not None

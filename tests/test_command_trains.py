@@ -261,7 +261,6 @@ BAD_TRAINING = {
     "no steps": (["--steps", "0"], "steps must be at least 1"),
     "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
-    "nothing to overlap with": (["--set", "overlap=true"], "n_envs above 1"),
     "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
     "a device SB3 does not know": (["--device", "meta"], "not on 'meta'"),
     "YAML cut off": (["--set", "policy_kwargs.net_arch=[64,"], "cannot be read as YAML"),

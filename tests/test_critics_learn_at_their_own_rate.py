@@ -73,7 +73,7 @@ def test_a_file_with_another_thing_there_is_refused(tmp_path, value):
         TD3X.load(tmp_path / "bad")
 
 
-@pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_format_1"])
+@pytest.mark.parametrize("name", ["sb3_td3_2.9.2"])
 def test_a_file_from_before_has_one_rate_whatever_the_default_is(name, monkeypatch):
     monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "qf_learning_rate", 1.0)
     assert TD3X.load(GOLDEN / f"{name}.zip").qf_learning_rate is None

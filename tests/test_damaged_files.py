@@ -42,7 +42,7 @@ def saved():
 
 ZIPS = {
     "td3x": saved(),
-    **{name: (GOLDEN / f"{name}.zip").read_bytes() for name in ("sb3_td3_2.9.2", "td3x_format_1")},
+    **{name: (GOLDEN / f"{name}.zip").read_bytes() for name in ("sb3_td3_2.9.2",)},
 }
 WEIGHTS = {name: weights(TD3X.load(io.BytesIO(content))) for name, content in ZIPS.items()}
 

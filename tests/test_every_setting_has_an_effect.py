@@ -182,7 +182,7 @@ def test_a_schedule_that_gives_nonsense_stops_the_run_with_its_weights(name, bad
 
 NONSENSE = {
     "train_freq": 0, "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
-    "overlap": "yes", "precision": "fp16", "accelerate": "fast", "prioritization": "per", "predict_with": "worst",
+    "precision": "fp16", "accelerate": "fast", "prioritization": "per",
     "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7, "buffer_size": 10, "optimize_memory_usage": True,
 }  # fmt: skip
 
@@ -215,11 +215,6 @@ def test_a_learning_rate_set_on_a_model_is_that_of_the_next_update():
         algorithm._current_progress_remaining = 0.75
         algorithm.train(1, 8)
         assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(used)
-
-
-def test_overlap_is_a_switch():
-    with pytest.raises(ValueError, match="overlap must be True or False"):
-        model(overlap="no")
 
 
 def test_n_critics_below_1_is_refused():

@@ -8,7 +8,6 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
@@ -115,18 +114,13 @@ class TestTheGraphActsAsPredict:
         assert session.get_inputs()[0].type == "tensor(uint8)"
         require_equal_actions(session, algorithm, PICTURE)
 
-    def test_with_the_best_actor_without_its_dropout(self, tmp_path):
+    def test_without_dropout_and_without_changing_the_model(self, tmp_path):
         layers = {"net_arch": [8], "features_extractor_class": WithDropout}
-        algorithm = model(best_actor_window=1, predict_with="best", policy_kwargs=layers)
-        algorithm.learn(60)
-        with th.no_grad():
-            for tensor in algorithm.best_actor.parameters():
-                tensor.mul_(0.5)
+        algorithm = model(policy_kwargs=layers).learn(60)
         algorithm.policy.set_training_mode(True)
-        session = exported(algorithm, tmp_path / "best.onnx")
+        session = exported(algorithm, tmp_path / "actor.onnx")
         assert algorithm.actor.training  # exporting changes nothing
         require_equal_actions(session, algorithm, algorithm.observation_space)
-        assert session.get_modelmeta().custom_metadata_map["actor"] == "best"
 
     def test_with_statistics_that_are_given_and_says_what_it_is(self, tmp_path):
         algorithm = model(env := normalized(DummyVecEnv([lambda: gym.make("Steps-v0")]), seed=1))
@@ -136,7 +130,7 @@ class TestTheGraphActsAsPredict:
         session = exported(alone, folder / "given.onnx", env=env)
         require_equal_actions(session, alone, env.observation_space, env.normalize_obs)
         assert session.get_modelmeta().custom_metadata_map == {
-            "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "actor": "live", "sb3_td3x": __version__,
+            "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "sb3_td3x": __version__,
         }  # fmt: skip
         assert str(Path(onnx.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
         assert [one.name for one in folder.iterdir()] == ["given.onnx"]  # the weights are inside

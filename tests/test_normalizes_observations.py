@@ -147,11 +147,3 @@ class TestFiles:
             algorithm.policy.normalizer.update(np.ones((4, 3)))
             algorithm.train(4, batch_size=8)
         assert largest_difference(weights(stays), weights(moves)) == 0
-
-    def test_the_best_actor_keeps_the_statistics_that_it_acted_with(self):
-        algorithm = model(best_actor_window=1, **NORMALIZED).learn(100)
-        own = algorithm.best_actor.features_extractor.normalizer.moments[0]
-        before = own.mean.clone()
-        algorithm.policy.normalizer.update(np.full((100, 3), 9.0))
-        assert algorithm.policy.normalizer.moments[0].mean.min() > before.max()
-        th.testing.assert_close(own.mean, before, rtol=0, atol=0)

@@ -249,7 +249,7 @@ class TestFiles:
         assert loaded.n_quantiles == 5
         assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
 
-    @pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_format_1"])
+    @pytest.mark.parametrize("name", ["sb3_td3_2.9.2"])
     def test_a_file_from_before_has_scalar_critics_whatever_the_default_is(self, name):
         loaded = TD3X.load(GOLDEN / f"{name}.zip")
         assert loaded.n_quantiles == 1

@@ -174,14 +174,6 @@ def test_environments_of_a_machine_that_is_lost_are_rebuilt_on_another():
     assert result.returncode == 0, result.stderr[-5000:]
 
 
-def test_overlap_makes_the_same_run_as_with_processes(actors):
-    runs = []
-    for env in (SubprocVecEnv([LineEnv] * 2, start_method="fork"), actors([LineEnv] * 2, envs_per_actor=2)):
-        runs.append(weights(model(env, overlap=True).learn(60)))
-        env.close()
-    assert largest_difference(*runs) == 0
-
-
 def test_a_run_resumes_exactly_inside_its_episodes(actors, tmp_path):
     makers = [lambda: ResumableEnv(Monitor(OpenLineEnv()))] * 2
     whole = model(DummyVecEnv(makers)).learn(120)

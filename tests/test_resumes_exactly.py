@@ -130,12 +130,6 @@ class TestBitForBit:
         for one in (whole, resumed):
             one.env.close()
 
-    def test_while_updates_overlap_with_stepping(self, tmp_path):
-        whole, resumed = run_twice(tmp_path, lambda: seeded(OpenLineEnv, 2, SubprocVecEnv), save_freq=13, overlap=True)
-        assert_same_run(whole, resumed)
-        for one in (whole, resumed):
-            one.env.close()
-
     def test_twice_in_a_row(self, tmp_path):
         whole = model(seeded(), seed=1)
         whole.learn(100, TD3XCheckpointCallback(30, tmp_path / "whole"))

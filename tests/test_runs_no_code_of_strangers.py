@@ -109,7 +109,7 @@ def test_the_attacks_would_work_on_sb3s_road(tmp_path):
 
 
 class TestNoCodeRuns:
-    @pytest.mark.parametrize("golden", ["sb3_td3_2.9.2", "td3x_format_1"])
+    @pytest.mark.parametrize("golden", ["sb3_td3_2.9.2"])
     def test_from_the_pickles_of_a_zip_of_sb3s_format(self, attack, golden):
         content = with_attributes((GOLDEN / f"{golden}.zip").read_bytes(), action_noise=attack)
         with pytest.raises(ModelFileError):

@@ -226,7 +226,7 @@ class TestGoesWith:
             {"n_quantiles": 1, "prioritization": "lap"},
             {
                 "n_quantiles": 5,
-                "policy_kwargs": {**EMBEDDED["policy_kwargs"], "layer_norm": True, "normalize_observations": True},
+                "policy_kwargs": {**EMBEDDED["policy_kwargs"], "normalize_observations": True},
             },
         ],
     )
@@ -269,16 +269,14 @@ class TestGoesWith:
         assert_same_run(whole, cut)
 
     @BOTH_KINDS
-    def test_files_and_the_best_actor(self, n_quantiles, tmp_path):
-        learned = model(n_quantiles=n_quantiles, best_actor_window=1, **EMBEDDED).learn(100)
+    def test_files(self, n_quantiles, tmp_path):
+        learned = model(n_quantiles=n_quantiles, **EMBEDDED).learn(100)
         learned.save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
         assert largest_difference(weights(loaded), weights(learned)) == 0
         assert loaded.policy_kwargs["embedding_dim"] == DIM
         observations = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
-        for choice in ("live", "best"):
-            learned.predict_with = loaded.predict_with = choice
-            assert np.array_equal(*(one.predict(observations)[0] for one in (learned, loaded)))
+        assert np.array_equal(*(one.predict(observations)[0] for one in (learned, loaded)))
         loaded.learn(20, reset_num_timesteps=False)
 
     @BOTH_KINDS

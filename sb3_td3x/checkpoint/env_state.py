@@ -26,7 +26,6 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb3_td3x.saving import plain
-from sb3_td3x.td3x.overlap import OverlapVecEnv
 
 # The attributes that change while these wrappers run; all others stay as they were made
 GYMNASIUM = {
@@ -54,7 +53,6 @@ VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
     VecTransposeImage: (),
     VecCheckNan: (),
-    OverlapVecEnv: (),
 }
 PASSING = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
 """Packages whose other wrappers begin anew with each episode."""
@@ -208,8 +206,7 @@ def _layers(env: gym.Env) -> Iterator[gym.Env]:
 
 def _vec_layers(env: VecEnv) -> Iterator[VecEnv]:
     while isinstance(env, VecEnvWrapper):
-        if not isinstance(env, OverlapVecEnv):  # only there while `learn` runs
-            yield env
+        yield env
         env = env.venv
     yield env
 

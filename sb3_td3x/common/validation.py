@@ -187,7 +187,6 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "learning_rate": checked_rate,
     "qf_learning_rate": checked_own_rate,
     "max_grad_norm": checked_norm,
-    "overlap": switch,
     "seed": checked_seed,
     "tensorboard_log": checked_folder,
 }

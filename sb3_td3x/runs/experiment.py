@@ -77,8 +77,6 @@ class Experiment:
             # One update per environment step, as with one environment: SB3 would make one per step of all together
             entry["gradient_steps"] = -1
         entry = presets.override(entry, self.overrides)
-        if entry["n_envs"] == 1 and entry.get("overlap") is True:
-            raise ValueError("overlap needs environments in other processes: n_envs above 1")
         if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
             raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
         entry["n_timesteps"] = whole("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)

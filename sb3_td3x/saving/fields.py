@@ -28,11 +28,8 @@ DERIVED = (
     "_loading",
     "_is_refilling",
     "_maker",
-    "_acting",
-    "_overlapping",
     "_on_continue",
     "_is_stored",
-    "_best",
     "_pace",
     "_statistics",
 )
@@ -61,8 +58,6 @@ TYPES: dict[str, tuple[type, ...]] = {
     "learning_rate": _RATE,
     "qf_learning_rate": (*_RATE, type(None)),
     "max_grad_norm": (numbers.Real, type(None)),
-    "best_actor_window": (numbers.Integral, type(None)),
-    "predict_with": (str,),
     "prioritization": (str, type(None)),
     "tensorboard_log": (str, PurePath, type(None)),
     "seed": (numbers.Integral, type(None)),
@@ -79,7 +74,7 @@ TYPES: dict[str, tuple[type, ...]] = {
         _WHOLE,
     ),
     **dict.fromkeys(("_total_timesteps", "learning_starts"), _NUMBER),
-    **dict.fromkeys(("use_sde", "optimize_memory_usage", "overlap", "_replay_buffer_is_automatic"), (bool,)),
+    **dict.fromkeys(("use_sde", "optimize_memory_usage", "_replay_buffer_is_automatic"), (bool,)),
 }  # fmt: skip
 """What attributes must be; any other is what the settings' own checks and SB3 accept."""
 

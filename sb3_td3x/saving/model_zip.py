@@ -18,20 +18,16 @@ FORMAT_VERSION = 1
 """Written into every zip; raised when a newer program's zip could no longer be read by an older one."""
 
 BEFORE: dict[str, Any] = {
-    "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "best_actor_window": None, "predict_with": "live",
-    "prioritization": None,
+    "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None,
 }  # fmt: skip
 """What a program did that did not have these keywords: for zips without them, whatever today's default is."""
 
 PLAIN = "td3x.json"
 """Our own member beside SB3's: the attributes as plain JSON. A zip without it is SB3's, or of an early TD3X."""
 
-BEST_ACTOR = "best_actor.pt"
-"""Our own member too, where a best actor is kept. SB3 would take a name with ``.pth`` for a part of the model."""
-
 TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
 MEMBERS = ("data", *TENSORS)
-OTHER_MEMBERS = (PLAIN, BEST_ACTOR, "pytorch_variables.pth", "_stable_baselines3_version", "system_info.txt")
+OTHER_MEMBERS = (PLAIN, "pytorch_variables.pth", "_stable_baselines3_version", "system_info.txt")
 
 MAX_JSON = 64 * 2**20
 """Bytes of one JSON member. A usual model's have 20 kB; ``_last_obs`` of many environments with images is the largest part."""

@@ -63,20 +63,3 @@ class QuantileCritic(ContinuousCritic):
     def q1_forward(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """The first critic's value, ``(batch, 1)``: the mean of its quantiles."""
         return super().q1_forward(obs, actions).mean(dim=1, keepdim=True)
-
-
-def add_layer_norm(critic: ContinuousCritic) -> None:
-    """
-    Put a ``LayerNorm`` behind every linear layer of a critic but the last ones.
-
-    It bounds what a critic says of actions it has not seen (Ball et al. 2023, https://arxiv.org/abs/2302.02948).
-    """
-    for index, network in enumerate(critic.q_networks):
-        layers = list(network.children())
-        hidden = [part for layer in layers[:-1] for part in _normalized(layer)]
-        critic.q_networks[index] = nn.Sequential(*hidden, layers[-1])
-        critic.add_module(f"qf{index}", critic.q_networks[index])
-
-
-def _normalized(layer: nn.Module) -> list[nn.Module]:
-    return [layer, nn.LayerNorm(layer.out_features)] if isinstance(layer, nn.Linear) else [layer]

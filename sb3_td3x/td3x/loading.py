@@ -102,7 +102,6 @@ class Loadable(Exploring):
         kwargs = _completed(kwargs, saved)
         with model_zip.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
             model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
-            model._restore_own_members(file)
         del model._loading
         if request is not None:
             model.learning_starts = request
@@ -138,8 +137,6 @@ class Loadable(Exploring):
             self.policy_class = own_class
         with zipfile.ZipFile(zipped, "a") as archive:
             names = json.loads(archive.read("data"))
-            for name, content in self._own_members().items():
-                archive.writestr(name, content)
         model_zip.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
         _write_whole(path, zipped.getbuffer())
 
@@ -149,13 +146,6 @@ class Loadable(Exploring):
         for name in ("ep_info_buffer", "ep_success_buffer"):
             if (known := getattr(self, name)) is not None:
                 setattr(self, name, deque(known, maxlen=count))
-
-    def _own_members(self) -> dict[str, bytes]:
-        """What the zip holds beside SB3's members and the attributes, by name."""
-        return {}
-
-    def _restore_own_members(self, file: model_zip.ModelFile) -> None:
-        """The inverse, on a model that is loaded otherwise."""
 
     def set_parameters(
         self,

@@ -32,9 +32,8 @@ from stable_baselines3.common.vec_env import (
 from torch import nn
 
 from sb3_td3x.common import files
-from sb3_td3x.td3x.overlap import OverlapVecEnv
+from sb3_td3x.td3x.loading import Loadable
 from sb3_td3x.td3x.policies import copied
-from sb3_td3x.td3x.returned import ReturnsBest
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ TOLERANCE = 1e-5
 """Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
 
 # They pass observations on as they are
-TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder, OverlapVecEnv)
+TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 Tensors = dict[str, th.Tensor]
@@ -113,7 +112,7 @@ class Graph(nn.Module):
         return actions.clamp(self.low, self.high)
 
 
-class Exportable(ReturnsBest):
+class Exportable(Loadable):
     """An algorithm whose actor can leave Python."""
 
     def export_onnx(self, path: str | Path, env: VecEnv | None = None) -> None:
@@ -136,11 +135,10 @@ class Exportable(ReturnsBest):
         path = Path(path)
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
-        self._finish_pending()
         env = self.env if env is None else env
         if isinstance(env, gym.Env):
             env = self._wrap_env(env, monitor_wrapper=False)
-        policy = copied(self.predictor).cpu()
+        policy = copied(self.policy).cpu()
         wrappers, space = ([], self.observation_space) if env is None else _wrappers(env)
         graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
         batch = _batch(space)
@@ -150,9 +148,6 @@ class Exportable(ReturnsBest):
             content.metadata_props.add(key=name, value=value)
         with files.replacing(path) as beside:
             beside.write_bytes(content.SerializeToString())
-
-    def _finish_pending(self) -> None:
-        """Make updates that were put off: none here."""
 
 
 def _require_packages() -> None:
@@ -318,6 +313,5 @@ def _facts(model: "Exportable", env: VecEnv | None) -> dict[str, str]:
         "algorithm": type(model).__name__,
         "environment": "" if spec is None else spec.id,
         "timesteps": str(model.num_timesteps),
-        "actor": "live" if model.predictor is model.policy else "best",
         "sb3_td3x": __version__,
     }

@@ -22,7 +22,7 @@ from torch import nn
 from sb3_td3x.common.validation import AUTO, did_you_mean, switch, whole
 from sb3_td3x.saving import model_zip, parameters
 from sb3_td3x.saving.pickle_files import read_policy
-from sb3_td3x.td3x.critics import QuantileCritic, add_layer_norm
+from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
 from sb3_td3x.td3x.sale import (
     EmbeddedCritic,
@@ -36,7 +36,7 @@ from sb3_td3x.td3x.sale import (
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
-OWN_DEFAULTS = {"n_quantiles": 1, "layer_norm": False, "normalize_observations": False, "embedding_dim": None}
+OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False, "embedding_dim": None}
 """Of the policy's arguments that SB3's does not have."""
 
 TQC_QUANTILES = 25
@@ -83,7 +83,6 @@ class TD3XPolicy(sb3.TD3Policy):
     :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
         Its target then moves with 2 tau, once with the actor and once with the critics
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
-    :param layer_norm: a ``LayerNorm`` behind each hidden linear layer of the critics
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
     :param embedding_dim: numbers per state-action embedding, 2 or more, see ``embeddings.py``; ``None`` is no embeddings
@@ -108,12 +107,10 @@ class TD3XPolicy(sb3.TD3Policy):
         n_critics: int = 2,
         share_features_extractor: bool = False,
         n_quantiles: int = 1,
-        layer_norm: bool = False,
         normalize_observations: bool = False,
         embedding_dim: int | None = None,
     ):
         # SB3's constructor makes the networks, so these come before it
-        self.layer_norm = switch("layer_norm", layer_norm)
         self.normalize_observations = switch("normalize_observations", normalize_observations)
         self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
         self.embedding_dim = checked_embedding_dim(embedding_dim)
@@ -173,8 +170,6 @@ class TD3XPolicy(sb3.TD3Policy):
             critic = CRITICS[tuple(own)](**self._update_features_extractor(self.critic_kwargs, features_extractor), **own)
         else:
             critic = super().make_critic(features_extractor)
-        if self.layer_norm:
-            add_layer_norm(critic)
         return critic.to(self.device)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:

@@ -1,7 +1,6 @@
 """The algorithm: SB3's off-policy loop around the update of ``update.py``."""
 
 import math
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -26,13 +25,11 @@ from sb3_td3x.td3x.edits import Editable
 from sb3_td3x.td3x.exploration import Annealing, LearningStarts, check_action_bounds
 from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.onnx import Exportable
-from sb3_td3x.td3x.overlap import Overlapping
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 
-# Resumable comes before Exportable, whose ReturnsBest needs `_last_episode_starts` before it is renewed
-class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable):
+class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -72,8 +69,6 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
     :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, or ``"auto"``, which chooses
         when a run starts and says why. All make the same updates up to rounding
     :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
-    :param overlap: make the updates while the environments step; needs a ``SubprocVecEnv`` or ``RayVecEnv``. Actions are then
-        chosen by the actor before the updates that are due
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics
         (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, and
         1 for a policy class that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
@@ -86,9 +81,6 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
     :param prioritization: ``"lap"`` draws transitions more often whose error was large (Fujimoto et al. 2020,
         https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
         Scalar critics then have Huber loss
-    :param best_actor_window: judge the actor by the mean return of this many training episodes at a time and keep a copy of
-        the best as ``best_actor``, see ``returned.py``. Learning stays the same. ``None`` keeps none
-    :param predict_with: ``"best"`` makes ``predict``, and with it evaluations, use ``best_actor`` as soon as there is one
     :raises ValueError: for a value outside its range, or an environment that needs another policy
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
@@ -132,14 +124,11 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         *,
         accelerate: Literal["auto", "plain", "compiled"] = "auto",
         precision: Literal["fp32", "bf16"] = "fp32",
-        overlap: bool = False,
         n_quantiles: int | Literal["auto"] = "auto",
         top_quantiles_to_drop_per_net: int = 2,
         qf_learning_rate: float | Schedule | None = None,
         max_grad_norm: float | None = None,
         prioritization: Literal["lap"] | None = None,
-        best_actor_window: int | None = None,
-        predict_with: Literal["live", "best"] = "live",
     ):
         super().__init__(
             policy,
@@ -170,12 +159,11 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         self.policy_delay = policy_delay
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
-        self.accelerate, self.precision, self.overlap = accelerate, precision, overlap
+        self.accelerate, self.precision = accelerate, precision
         self.n_quantiles = n_quantiles  # type: ignore[assignment]  # a number from _setup_model on
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.prioritization = prioritization
-        self.best_actor_window, self.predict_with = best_actor_window, predict_with
         self.update_path: str | None = None  # what "auto" chose for this run
         self.format_version = model_zip.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
@@ -243,7 +231,6 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
         self._convert_train_freq()
         transitions.require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
         self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
-        self._start_overlapping()
         self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
@@ -292,36 +279,28 @@ class TD3X(Editable, Accelerated, Diagnosed, Overlapping, Resumable, Exportable)
             total_timesteps = validation.whole("total_timesteps", total_timesteps, minimum=0)
         if log_interval is not None:
             log_interval = validation.whole("log_interval", log_interval, minimum=1)
-        try:
-            with explained_deaths(self.env):
-                super().learn(
-                    total_timesteps,
-                    callback,
-                    log_interval,
-                    tb_log_name,
-                    reset_num_timesteps=reset_num_timesteps,
-                    progress_bar=progress_bar,
-                    resume=resume,
-                )
-                self._finish_pending()
-        finally:
-            self._overlapping = False
+        with explained_deaths(self.env):
+            super().learn(
+                total_timesteps,
+                callback,
+                log_interval,
+                tb_log_name,
+                reset_num_timesteps=reset_num_timesteps,
+                progress_bar=progress_bar,
+                resume=resume,
+            )
         return self
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """
         Make updates of the critics, and every ``policy_delay``-th of the actor and the targets.
 
-        While a model that was loaded without its replay buffer refills it, nothing is updated. Inside ``learn`` with
-        ``overlap=True`` the updates are made during the environments' next step.
+        While a model that was loaded without its replay buffer refills it, nothing is updated.
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update
         :raises NonFiniteError: naming the loss and the update; that update and later ones change nothing
         """
-        self._now_or_while_stepping(partial(self._train, gradient_steps, batch_size))
-
-    def _train(self, gradient_steps: int, batch_size: int) -> None:
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.policy.set_training_mode(True)

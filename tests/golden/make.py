@@ -1,5 +1,5 @@
 """
-Write a golden zip with the installed program: ``python -m tests.golden.make td3x_format_1``.
+Write a golden zip with the installed program: ``python -m tests.golden.make td3x``.
 
 Golden zips stay as they were written; a new one is added when the format changes.
 """
@@ -12,20 +12,11 @@ from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
 from tests.test_save_and_load import OBSERVATIONS
-from tests.tools import SMALL, model
-
-SETTINGS = {
-    "td3x_quantiles": {
-        "n_quantiles": 5,
-        "best_actor_window": 1,
-        "policy_kwargs": {**SMALL, "layer_norm": True, "normalize_observations": True},
-    }
-}
-"""What zips were made with where it is not the tests' default."""
+from tests.tools import model
 
 
 def main(name: str) -> None:
-    algorithm = model(cls=TD3 if name.startswith("sb3") else TD3X, **SETTINGS.get(name, {})).learn(60)
+    algorithm = model(cls=TD3 if name.startswith("sb3") else TD3X).learn(60)
     path = Path(__file__).with_name(f"{name}.zip")
     algorithm.save(path)
     actions = algorithm.predict(OBSERVATIONS)[0].flatten().tolist()

@@ -21,12 +21,12 @@ def oldest(requirements: list[str]) -> list[str]:
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Newest versions of everything."""
-    session.install("pip", "-e", ".[all,tests]")
+    session.install("pip", "-e", ".[dev]")
     session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session(name="oldest", python=PYTHONS[0])
 def oldest_dependencies(session: nox.Session) -> None:
     """The lower bounds of the dependencies; extras as new as they then can be."""
-    session.install("pip", *oldest(PROJECT["dependencies"]), "-e", ".[all,tests]")
+    session.install("pip", *oldest(PROJECT["dependencies"]), "-e", ".[dev]")
     session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs)

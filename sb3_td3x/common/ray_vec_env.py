@@ -62,7 +62,7 @@ class RayVecEnv(VecEnv):
         actor_options: dict[str, Any] | None = None,
     ):
         if ray is None:
-            raise ImportError('RayVecEnv needs Ray: pip install "sb3-td3x[ray]"')
+            raise ImportError("RayVecEnv needs Ray: pip install ray")
         if not ray.is_initialized():
             ray.init()
         self.num_envs = len(env_fns)

@@ -153,7 +153,7 @@ class Exportable(Loadable):
 def _require_packages() -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
-        raise ValueError(f'an export to ONNX needs {" and ".join(missing)}: pip install "sb3-td3x[onnx]"')
+        raise ValueError(f"an export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:

@@ -17,7 +17,7 @@ def register() -> None:
     :raises ImportError: if rl-zoo3 is not installed
     """
     if find_spec("rl_zoo3") is None:
-        raise ImportError('rl-zoo3 is missing: pip install "sb3-td3x[zoo]"')
+        raise ImportError("rl-zoo3 is missing: pip install rl_zoo3")
     from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
     from sb3_td3x import presets

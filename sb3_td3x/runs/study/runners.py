@@ -149,7 +149,7 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     :raises ValueError: if Ray is not installed, or nobody answers at the address
     """
     if find_spec("ray") is None:
-        raise ValueError('studies on Ray need the extra "ray": pip install "sb3-td3x[ray]"')
+        raise ValueError("studies on Ray need Ray: pip install ray")
     if jobs is not None and address != "local":
         raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time, its cores decide")
     _require_answer(address)

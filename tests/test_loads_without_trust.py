@@ -158,7 +158,7 @@ def test_the_errors_survive_being_sent_between_processes():
 
 
 class TestBuffers:
-    @pytest.mark.parametrize("kind", ["mlp", "dict", "her", "n-step", "device buffer", "vectorized noise"])
+    @pytest.mark.parametrize("kind", ["mlp", "dict", "her", "n-step", "vectorized noise"])
     def test_every_kind_comes_back_without_trust(self, kind, tmp_path):
         settings = dict(SETTINGS[kind])
         env = settings.pop("env", LineEnv)

@@ -8,7 +8,6 @@ import os
 import pickle
 import struct
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -158,26 +157,6 @@ class TestNoCodeRuns:
             with pytest.raises(ModelFileError, match="sets env"):
                 TD3X.load(io.BytesIO(with_attributes(content, env="evil_module:Env-v0")))
         assert "evil_module" not in sys.modules
-
-
-def test_a_pickle_that_repeats_itself_without_end_is_refused_quickly():
-    laughs = (
-        b"\x80\x04]\x94" + b"".join(b"]\x94(" + b"h" + bytes([i]) + (b"h" + bytes([i])) * 9 + b"e" for i in range(35)) + b"."
-    )
-    content = with_attributes((GOLDEN / "sb3_td3_2.9.2.zip").read_bytes(), ep_info_buffer=laughs)
-    with pytest.raises(ModelFileError, match="too large"):
-        TD3X.load(io.BytesIO(content))
-
-
-def test_an_archive_of_torch_inside_a_pickle_is_not_unpacked(tmp_path):
-    plain, packed = io.BytesIO(), io.BytesIO()
-    th.save(th.zeros(1000).untyped_storage(), plain)
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members(plain.getvalue()).items():
-            archive.writestr(name, content)
-    (tmp_path / "buffer.pkl").write_bytes(pickle.dumps(Calls(th.storage._load_from_bytes, packed.getvalue())))
-    with pytest.raises(ModelFileError, match="archive where torch writes none"):
-        model().load_replay_buffer(tmp_path / "buffer.pkl")
 
 
 @pytest.mark.parametrize("length", [2**33, 2**62])

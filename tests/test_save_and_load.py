@@ -201,7 +201,7 @@ def test_the_replay_buffer(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "a zip, such as a model's"), (b"import math\n", "it is no pickle"), (b"", "no")]
+    ("content", "said"), [(None, "it is a zip, such as a saved model"), (b"import math\n", "it is not a pickle"), (b"", "no")]
 )
 def test_another_file_than_a_replay_buffer_is_told_from_a_strangers(saved, tmp_path, content, said):
     algorithm, path = saved

@@ -1,7 +1,6 @@
 """A model's attributes in its zip: written as plain values where they are, and read back without running code."""
 
 import base64
-import io
 import numbers
 from collections import deque
 from pathlib import PurePath
@@ -16,10 +15,9 @@ from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x.common import validation
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
-from sb3_td3x.saving import plain
+from sb3_td3x.saving import plain, safe_pickle
 from sb3_td3x.saving.model_zip import ModelFile
-from sb3_td3x.saving.pickle_rules import Forbidden
-from sb3_td3x.saving.safe_pickle import readable, unpickle
+from sb3_td3x.saving.safe_pickle import NotAllowed
 
 REBUILT = ("lr_schedule",)
 """Attributes that SB3 saves and makes anew from others: they need no trust."""
@@ -141,13 +139,13 @@ def _one(file: ModelFile, name: str) -> Any:
         if file.plain is None:
             return _from_sb3(file.data[name])
         if name in file.plain["untrusted"]:
-            raise Forbidden(str(file.plain["untrusted"][name]))
+            raise NotAllowed(str(file.plain["untrusted"][name]))
         if name not in file.plain["fields"]:
             raise ModelFileError("it is missing among the plain ones")
         if _count(file.plain["fields"][name]) > plain.MAX_VALUES:
             raise ModelFileError("it is too large")
         return plain.decode(file.plain["fields"][name])
-    except (Forbidden, plain.NotPlain) as error:
+    except (NotAllowed, plain.NotPlain) as error:
         raise UntrustedModelError(name, str(error), file.name) from error
     except ModelFileError as error:
         raise ModelFileError(f"{file.name} cannot be loaded: attribute {name}: {error}") from error
@@ -172,8 +170,7 @@ def _from_sb3(value: Any) -> Any:
         content = base64.b64decode(value[":serialized:"], validate=True)
     except (ValueError, TypeError) as error:
         raise ModelFileError(f"no base64: {error}") from error
-    with readable():
-        return plain.rebuilt(unpickle(io.BytesIO(content)))
+    return safe_pickle.loads(content)
 
 
 def _require_type(name: str, value: Any, file: str) -> None:

@@ -1,8 +1,6 @@
 """SB3's pickled files (replay buffer, ``VecNormalize``, policy), read without running their author's code."""
 
-import io
 import pathlib
-import types
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,9 @@ from stable_baselines3.common.save_util import load_from_pkl, open_path
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
-from sb3_td3x.saving import model_zip, plain
+from sb3_td3x.saving import model_zip, safe_pickle
 from sb3_td3x.saving.model_zip import PathOrFile
-from sb3_td3x.saving.pickle_rules import Forbidden
-from sb3_td3x.saving.safe_pickle import Unpickler, unpickle
+from sb3_td3x.saving.safe_pickle import NotAllowed
 
 _PER_STEP = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length")
 _COUNTS = ("buffer_size", "n_envs", "pos", "action_dim")
@@ -43,7 +40,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
         return VecNormalize.load(str(path), venv)
     name = str(path)
     with pathlib.Path(path).open("rb") as file, _told("the VecNormalize", name):
-        loaded = unpickle(file)
+        loaded = safe_pickle.load(file)
         _require_statistics(loaded)
     try:
         loaded.set_venv(venv)
@@ -68,7 +65,7 @@ def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
     file = open_path(path, "r", suffix="pkl")
     try:
         with _told("the replay buffer", model_zip.name_of(path)):
-            loaded = unpickle(file)
+            loaded = safe_pickle.load(file)
             _require_whole(loaded)
     finally:
         if file is not path:
@@ -86,13 +83,8 @@ def read_policy(path: Any, device: th.device) -> dict[str, Any]:
     name = model_zip.name_of(path)
     content = path.read() if hasattr(path, "read") else pathlib.Path(path).read_bytes()
     with _told("the policy", name):
-        model_zip.require_tensors(content, name)
-        # torch reads the tensors; what else there is goes through our reader
-        reader = types.SimpleNamespace(__name__="sb3_td3x.saving.pickle_files", Unpickler=Unpickler)
-        saved = th.load(io.BytesIO(content), map_location=device, weights_only=False, pickle_module=reader)
-        arguments, tensors = saved["data"], saved["state_dict"]
-        schedule = arguments.pop("lr_schedule", None)
-        return {"data": {**plain.rebuilt(arguments), "lr_schedule": schedule}, "state_dict": tensors}
+        saved = safe_pickle.load_tensors(content)
+        return {"data": {**saved["data"]}, "state_dict": saved["state_dict"]}
 
 
 class _told:
@@ -105,7 +97,7 @@ class _told:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (Forbidden, plain.NotPlain)):
+        if isinstance(error, NotAllowed):
             raise UntrustedModelError(self.what, str(error), self.file) from error
         if isinstance(error, Exception) and not isinstance(error, OSError):
             raise ModelFileError(f"{self.file} cannot be loaded: {error}") from error
@@ -114,9 +106,7 @@ class _told:
 def _require_whole(buffer: Any) -> None:
     """Arrays of the sizes that the buffer says it has: it is used long after it is loaded."""
     if not isinstance(buffer, ReplayBuffer):
-        raise ModelFileError(f"it holds {plain.described(buffer)}, no replay buffer")
-    buffer.observation_space = plain.rebuilt(buffer.observation_space)
-    buffer.action_space = plain.rebuilt(buffer.action_space)
+        raise ModelFileError(f"it holds {safe_pickle.described(buffer)}, no replay buffer")
     counts = [getattr(buffer, name, None) for name in _COUNTS]
     if not all(isinstance(count, (int, np.integer)) for count in counts):
         raise ModelFileError("its counts are no numbers")
@@ -145,12 +135,11 @@ def _require_array(name: str, array: Any, shape: tuple[int, ...]) -> None:
 def _require_statistics(loaded: Any) -> None:
     """Statistics in the shape of the observations: they are used at every step."""
     if not isinstance(loaded, VecNormalize):
-        raise ModelFileError(f"it holds {plain.described(loaded)}, no VecNormalize")
-    loaded.observation_space, loaded.action_space = map(plain.rebuilt, (loaded.observation_space, loaded.action_space))
+        raise ModelFileError(f"it holds {safe_pickle.described(loaded)}, no VecNormalize")
     for names, kinds in ((_NUMBERS, (int, float, np.number)), (_SWITCHES, (bool,))):
         for name in names:
             if not isinstance(getattr(loaded, name, None), kinds):
-                raise ModelFileError(f"its {name} is {plain.described(getattr(loaded, name, None))}")
+                raise ModelFileError(f"its {name} is {safe_pickle.described(getattr(loaded, name, None))}")
     _require_moments("ret_rms", loaded.ret_rms, ())
     if loaded.norm_obs:
         space = loaded.observation_space

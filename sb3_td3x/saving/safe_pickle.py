@@ -1,79 +1,342 @@
 """
-Reading pickles of SB3 and torch without running their author's code.
+The one unpickler of this package: it reads pickles without running code that they name.
 
-A pickle is a program that may call any function it can name. Here it may name, call and build only what
-``pickle_rules.py`` lists. Python's own reader of pickles, in Python, is used for it: the one in C cannot be told what
-to build.
+A pickle is a program that may call any function it can name. Here a name is looked up in the tables below, and nothing is
+imported because a file names it. The functions that SB3, numpy and torch name in their pickles are not called: functions of
+this module that check their arguments take their place. Objects are created only from the classes listed here, and their
+attributes are checked. The base is Python's unpickler written in Python, because the one in C cannot be told what to build.
 """
 
+import inspect
 import io
+import math
+import pathlib
 import pickle
+import re
 import struct
+import zipfile
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from enum import EnumMeta
+from functools import cache
+from importlib import import_module
+from types import FunctionType
 from typing import Any, BinaryIO, ClassVar
 
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
+
 from sb3_td3x.errors import ModelFileError
-from sb3_td3x.saving import pickle_rules, plain
-from sb3_td3x.saving.pickle_rules import Forbidden
 
-_KEYS = (str, int, float, bool, bytes, type(None))  # hashed in a time that their text bounds
+CLASSES: dict[str, tuple[str, ...]] = {
+    "torch.nn": (
+        "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LayerNorm",
+        "LeakyReLU", "LogSigmoid", "Mish", "PReLU", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus",
+        "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+    ),
+    "torch.optim": (
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+    ),
+    "stable_baselines3.common.sb2_compat.rmsprop_tf_like": ("RMSpropTFLike",),
+    "stable_baselines3.common.torch_layers": ("CombinedExtractor", "FlattenExtractor", "NatureCNN"),
+    "stable_baselines3.common.buffers": ("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"),
+    "stable_baselines3.common.type_aliases": ("TrainFreq", "TrainFrequencyUnit"),
+    "stable_baselines3.her.her_replay_buffer": ("HerReplayBuffer",),
+    "stable_baselines3.her.goal_selection_strategy": ("GoalSelectionStrategy",),
+    "stable_baselines3.td3.policies": ("CnnPolicy", "MultiInputPolicy", "TD3Policy"),
+    "sb3_td3x.common.buffers": ("PrioritizedReplayBuffer",),
+    "sb3_td3x.td3x.policies": ("CnnPolicy", "MultiInputPolicy", "TD3XPolicy"),
+}  # fmt: skip
+"""
+Classes that a pickle may name, by the module that offers them. Calling one only builds layers, optimizers or memory. Replay
+buffers among them may also be created, with attributes that ``pickle_files`` checks.
+"""
+
+_NUMBER = (int, float, np.generic)
+_ARRAY = (*_NUMBER, list, np.ndarray)
+_NOISE = {"_mu": _ARRAY, "_sigma": _ARRAY, "_dtype": (type, np.dtype)}
+OBJECTS: dict[str, dict[str, dict[str, tuple[type, ...]]]] = {
+    "stable_baselines3.common.noise": {
+        "NormalActionNoise": _NOISE,
+        "OrnsteinUhlenbeckActionNoise": {
+            **_NOISE, "_theta": _ARRAY, "_dt": _ARRAY, "noise_prev": _ARRAY, "initial_noise": (*_ARRAY, type(None)),
+        },
+        "VectorizedActionNoise": {"n_envs": (int,), "_base_noise": (ActionNoise,), "_noises": (list,)},
+    },
+    "stable_baselines3.common.utils": {
+        "ConstantSchedule": {"val": _NUMBER},
+        "LinearSchedule": {"start": _NUMBER, "end": _NUMBER, "end_fraction": _NUMBER},
+        "FloatSchedule": {"value_schedule": (ConstantSchedule, LinearSchedule)},
+    },
+    "sb3_td3x.td3x.exploration": {
+        "ScalarActionNoise": _NOISE,
+        "AnnealedActionNoise": {**_NOISE, "_first": _NUMBER, "_last": _NUMBER, "_steps": _NUMBER},
+    },
+}  # fmt: skip
+"""
+Classes whose objects a pickle may create, by module, with the types of each attribute: an object has exactly these attributes.
+A new schedule or noise class that is to load without trust gets one line here.
+"""
+
+_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
+_STATISTICS = (RunningMeanStd, VecNormalize)
+_BIT_GENERATORS = {
+    c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+_POSITIONS = {"MT19937": 624, "Philox": 4}
+"""The largest position in a generator's memory: numpy reads behind the end for a larger one."""
+
+_NUMPY_NAMES = ("bool", "bool_", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+                "float16", "float32", "float64")  # fmt: skip
+_NUMPY_DTYPE = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16|b1)")
+_STORAGES = {
+    "DoubleStorage": th.float64, "FloatStorage": th.float32, "HalfStorage": th.float16, "BFloat16Storage": th.bfloat16,
+    "LongStorage": th.int64, "IntStorage": th.int32, "ShortStorage": th.int16, "CharStorage": th.int8,
+    "ByteStorage": th.uint8, "BoolStorage": th.bool,
+}  # fmt: skip
+_LARGEST_KEY = 2**63
 
 
-_PythonUnpickler: Any = pickle._Unpickler
+class NotAllowed(Exception):
+    """A pickle names, calls or sets something that is not on the list. The message names it."""
+
+
+def load(file: BinaryIO) -> Any:
+    """
+    Read the one pickle in a file.
+
+    :raises NotAllowed: naming what is not on the list
+    :raises ModelFileError: if the file holds no whole pickle
+    """
+    start = file.tell()
+    first = file.read(2)
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(end - 1, 0))
+    last = file.read(1)
+    file.seek(start)
+    if first == b"PK":
+        raise ModelFileError("it is a zip, such as a saved model, and not a pickle")
+    if first[:1] != pickle.PROTO and last != pickle.STOP:  # protocols 0 and 1 begin with no mark
+        raise ModelFileError("it is not a pickle")
+    try:
+        return Unpickler(_Bounded(file, end - start)).load()
+    except (NotAllowed, ModelFileError, OSError):
+        raise
+    except Exception as error:  # whatever Python, numpy, torch and gymnasium raise for values that do not fit
+        raise ModelFileError(f"damaged pickle: {type(error).__name__}: {error}") from error
+
+
+def loads(content: bytes) -> Any:
+    """``load`` for bytes."""
+    return load(io.BytesIO(content))
+
+
+def dumps(value: Any) -> bytes:
+    """
+    Pickle a value that ``loads`` can read.
+
+    :param value: None, numbers, strings, bytes, lists, tuples, dicts, deques, paths, numpy arrays, scalars, dtypes and
+        generators, gymnasium's spaces, and what ``CLASSES`` and ``OBJECTS`` list
+    :raises NotAllowed: for anything else, also inside; the message names it
+    """
+    try:
+        content = pickle.dumps(value, protocol=5)
+        loads(content)
+    except NotAllowed:
+        raise
+    except Exception as error:  # ModelFileError; what pickle and the value's own methods raise has no common class
+        raise NotAllowed(f"a value that cannot be saved: {type(error).__name__}: {error}") from error
+    return content
+
+
+def load_tensors(content: bytes) -> Any:
+    """
+    Read what ``torch.save`` wrote, on the CPU, without torch's own reader.
+
+    :raises NotAllowed: naming what is not on the list
+    :raises ModelFileError: for a damaged archive, or one that torch does not write (compressed, TorchScript, before 2020)
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise ModelFileError("it is compressed, which files of tensors are not")
+            members = {member.partition("/")[2]: archive.read(member) for member in archive.namelist()}
+            if members.get("byteorder", b"little") != b"little":
+                raise ModelFileError("its tensors are in big-endian byte order")
+            return Unpickler(_Bounded(io.BytesIO(members["data.pkl"]), len(members["data.pkl"])), members).load()
+    except (NotAllowed, ModelFileError):
+        raise
+    except Exception as error:
+        raise ModelFileError(f"damaged file of tensors: {type(error).__name__}: {error}") from error
+
+
+def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Check the state of one of numpy's bit generators, before one is given it.
+
+    :param state: what ``BitGenerator.state`` gave
+    :return: the state of a generator that took it
+    :raises ModelFileError: for a state that is none, or a position outside the generator's memory, which numpy would follow
+    """
+    try:
+        name = state["bit_generator"]
+        if name in _POSITIONS:
+            position = state["state"]["pos"] if name == "MT19937" else state["buffer_pos"]
+            if type(position) is not int or not 0 <= position <= _POSITIONS[name]:
+                raise ModelFileError(f"a random generator is at position {position!r} of {_POSITIONS[name]}")
+        generator = _BIT_GENERATORS[name](0)
+        generator.state = state
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise error if isinstance(error, ModelFileError) else ModelFileError(f"no state of a generator: {error}") from error
+    return generator.state
+
+
+def described(value: Any) -> str:
+    """A value in an error's text: what it is and the full name of its class."""
+    named = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    what = "the class" if isinstance(value, type) else "the function" if named is value else "an object of the class"
+    return f"{what} {getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
+
+
+class _Bounded:
+    """A file of which no more can be read than it has: a length of a few bytes must not allocate gigabytes."""
+
+    def __init__(self, file: BinaryIO, size: int):
+        self.file, self.size = file, size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        if count > self.size:
+            raise ModelFileError("the file is cut off")
+        return self.file.read(count)
+
+
+_PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
 
 class Unpickler(_PythonUnpickler):
-    """``pickle.Unpickler`` for the fixed list. Also what ``torch.load`` takes as the ``Unpickler`` of a pickle module."""
+    """
+    :param file: the pickle
+    :param members: of the archive that ``torch.save`` wrote around it, by name: the memory of its tensors
+    """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_PythonUnpickler.dispatch)
 
-    def __init__(self, file: BinaryIO, **options: Any):
-        super().__init__(_Bounded(file), **{"encoding": "ASCII", **options})
+    def __init__(self, file: _Bounded, members: dict[str, bytes] | None = None):
+        super().__init__(file)
+        self.members = members
+        self.has_object_array = False
 
     def find_class(self, module: str, name: str) -> Any:
-        return pickle_rules.named(module, name)
+        if (module, name) not in _names():
+            raise NotAllowed(f"{module}.{name}" if "cloudpickle" not in module else "a function or class saved with its code")
+        return _names()[module, name]
+
+    def persistent_load(self, identifier: Any) -> Any:
+        """The memory of a tensor, as a flat tensor."""
+        kind, dtype, key, _, count = identifier
+        if self.members is None or kind != "storage" or not isinstance(dtype, th.dtype) or type(key) is not str:
+            raise NotAllowed("a reference to another file")
+        content = self.members[f"data/{key}"]
+        if type(count) is not int or len(content) != count * dtype.itemsize:
+            raise ModelFileError(f"a tensor has {len(content)} bytes in place of {count} numbers of {dtype}")
+        return th.frombuffer(bytearray(content), dtype=dtype) if content else th.empty(0, dtype=dtype)
 
     def load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = pickle_rules.called(self.stack[-1], arguments)
+        arguments, function = self.stack.pop(), self.stack[-1]
+        is_member = type(function) is EnumMeta and [*map(type, arguments)] in ([int], [str])
+        if not (is_member or isinstance(function, FunctionType)) or type(arguments) is not tuple:
+            raise NotAllowed(f"a call of {described(function)}")
+        self.stack[-1] = function(*arguments)
 
     def load_newobj(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = pickle_rules.created(self.stack[-1], arguments)
+        arguments, cls = self.stack.pop(), self.stack[-1]
+        if cls is TrainFreq and [*map(type, arguments)] == [int, TrainFrequencyUnit]:
+            self.stack[-1] = TrainFreq(*arguments)
+        elif isinstance(cls, type) and _is_created(cls) and arguments == ():
+            self.stack[-1] = object.__new__(cls)
+        else:
+            raise NotAllowed(f"an object of {described(cls)}")
 
     def load_build(self) -> None:
-        state = self.stack.pop()
-        pickle_rules.build(self.stack[-1], state)
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, np.dtype):
+            _build_dtype(target, state)
+        elif type(target) is np.ndarray:
+            self._build_array(target, state)
+        elif isinstance(target, (np.random.BitGenerator, np.random.Generator)):
+            _build_generator(target, state)
+        elif type(target) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
+            target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
+        elif type(target) in _SPACES:
+            _build_space(target, _attributes(target, state))
+        elif _is_created(type(target)):
+            _build_object(target, _attributes(target, state))
+        elif type(target) is not _SeedSequence:
+            raise NotAllowed(f"attributes of {described(target)}")
+
+    def _build_array(self, array: np.ndarray, state: Any) -> None:
+        _, shape, dtype, is_fortran, data = state
+        if array.size or not array.flags.owndata or not isinstance(dtype, np.dtype):
+            raise ModelFileError("a pickle holds an array that is made twice, or has no type")
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise ModelFileError(f"a pickle holds an array of the shape {shape!r}")
+        if dtype.kind == "O":  # the infos of hindsight buffers are the only such array in SB3's files
+            if self.has_object_array or type(data) is not list or any(type(info) is not dict for info in data):
+                raise NotAllowed("an array of objects other than one array of dicts")
+            self.has_object_array = True
+        elif not _is_numeric(dtype) or type(data) is not bytes:
+            raise NotAllowed(f"an array of {dtype}")
+        if len(data) != math.prod(shape) * (1 if dtype.kind == "O" else dtype.itemsize):
+            raise ModelFileError(f"a pickle holds an array of another length than its shape {shape} needs")
+        array.__setstate__((1, tuple(shape), dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
     def load_append(self) -> None:
-        value = self.stack.pop()
-        _require_list(self.stack[-1]).append(value)
+        self._extend([self.stack.pop()])
 
     def load_appends(self) -> None:
-        values = self.pop_mark()
-        _require_list(self.stack[-1]).extend(values)
+        self._extend(self.pop_mark())
+
+    def _extend(self, values: list[Any]) -> None:
+        if type(self.stack[-1]) not in (list, deque):
+            raise NotAllowed(f"items of {described(self.stack[-1])}")
+        self.stack[-1].extend(values)
 
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _put(self.stack[-1], [key, value])
+        self._put([key, value])
 
     def load_setitems(self) -> None:
-        pairs = self.pop_mark()
-        _put(self.stack[-1], pairs)
+        self._put(self.pop_mark())
 
     def load_dict(self) -> None:
         pairs = self.pop_mark()
         self.append({})
-        _put(self.stack[-1], pairs)
+        self._put(pairs)
+
+    def _put(self, pairs: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) not in (dict, OrderedDict):
+            raise NotAllowed(f"items of {described(target)}")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if not _is_key(key):
+                raise NotAllowed(f"{described(key)} as a key")
+            target[key] = value
 
     def load_bytearray8(self) -> None:
-        (length,) = struct.unpack("<Q", self.read(8))
+        (length,) = struct.unpack("<Q", self.read(8))  # the base class allocates before it reads
         self.append(bytearray(self.read(length)))
 
     def refuse(self) -> None:
-        raise Forbidden("a kind of value that models do not have")
+        raise NotAllowed("a kind of value that saved models do not have")
 
     dispatch |= {
         pickle.REDUCE[0]: load_reduce,
@@ -87,78 +350,211 @@ class Unpickler(_PythonUnpickler):
         pickle.BYTEARRAY8[0]: load_bytearray8,
         **dict.fromkeys(
             (code[0] for code in (
-                pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4,
-                pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
+                pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET,
+                pickle.ADDITEMS, pickle.FROZENSET, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
             )),
             refuse,
         ),
     }  # fmt: skip
 
 
-def unpickle(file: BinaryIO) -> Any:
-    """
-    What the file's one pickle holds.
-
-    :raises Forbidden: naming what is not on the list
-    :raises ModelFileError: for anything that is no whole pickle
-    """
-    _require_pickle(file)
-    with readable():
-        return Unpickler(file).load()
+def _is_key(key: Any) -> bool:
+    """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return type(key) in (str, bytes, bool, float, type(None)) or (type(key) is int and abs(key) < _LARGEST_KEY)
 
 
-def _require_pickle(file: BinaryIO) -> None:
-    """Another kind of file, read as a pickle, would be said to be damaged or to run code."""
-    start = file.tell()
-    begin = file.read(2)
-    file.seek(max(file.seek(0, io.SEEK_END) - 1, 0))
-    end = file.read(1)
-    file.seek(start)
-    if begin == b"PK":
-        raise ModelFileError("it is a zip, such as a model's, and no pickle")
-    if begin[:1] != pickle.PROTO and end != pickle.STOP:  # the first formats have no mark at their beginning
-        raise ModelFileError("it is no pickle")
+def _is_numeric(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and _NUMPY_DTYPE.fullmatch(dtype.str) is not None
 
 
-@contextmanager
-def readable() -> Iterator[None]:
-    """Turn what a damaged pickle makes python, numpy and torch raise into ``ModelFileError``."""
-    try:
-        yield
-    except (Forbidden, plain.NotPlain, ModelFileError, OSError):
-        raise
-    except Exception as error:
-        raise ModelFileError(f"damaged pickle: {type(error).__name__}: {error}") from error
+# What takes the place of the functions that pickles name. Each makes new data from checked arguments and does nothing else
 
 
-class _Bounded:
-    """A file of which no more can be asked than it has: a length of a few bytes must not allocate gigabytes."""
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        start = file.tell()
-        self.left = file.seek(0, io.SEEK_END) - start
-        file.seek(start)
-        self.readline = file.readline
-
-    def read(self, count: int) -> bytes:
-        if count > self.left:
-            raise pickle.UnpicklingError("the file is cut off")
-        content = self.file.read(count)
-        self.left -= len(content)
-        return content
+def _dtype(name: str, align: bool = False, copy: bool = True) -> np.dtype:
+    if type(name) is not str or not (_NUMPY_DTYPE.fullmatch(name) or name == "O8"):
+        raise NotAllowed(f"the array type {name!r}")
+    return np.dtype(name, False, True)  # a copy, because its byte order is set afterwards
 
 
-def _require_list(value: Any) -> Any:
-    if type(value) not in (list, deque):
-        raise Forbidden(f"items of {plain.described(value)}")
-    return value
+def _array_from_buffer(data: Any, dtype: np.dtype, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
+    if type(data) not in (bytes, bytearray) or not _is_numeric(dtype):
+        raise NotAllowed(f"an array of {dtype}")
+    array = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
+    if order == "K" and axes is not None:
+        return array.reshape(shape, order="C").transpose(axes)
+    return array.reshape(shape, order=order)
 
 
-def _put(target: Any, pairs: list[Any]) -> None:
-    if type(target) not in (dict, OrderedDict):
-        raise Forbidden(f"items of {plain.described(target)}")
-    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if type(key) not in _KEYS:
-            raise Forbidden(f"{plain.described(key)} as a key")
-        target[key] = value
+def _empty_array(cls: Any, shape: Any, code: Any) -> np.ndarray:
+    return np.empty(0, np.int8)
+
+
+def _scalar(dtype: np.dtype, data: bytes) -> Any:
+    if not _is_numeric(dtype) or type(data) is not bytes or len(data) != dtype.itemsize:
+        raise NotAllowed(f"a scalar of {dtype}")
+    return np.frombuffer(data, dtype)[0]
+
+
+def _bytes_from_latin(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise NotAllowed(f"text in the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+def _dummy_schedule(owner: Any, name: str) -> Any:
+    """``getattr`` in the old protocol that torch writes: how a policy's file names its learning rate, which is 0."""
+    if owner is not BasePolicy or name != "_dummy_schedule":
+        raise NotAllowed(f"the attribute {name!r} of {described(owner)}")
+    return ConstantSchedule(0.0)
+
+
+def _bit_generator(source: Any) -> np.random.BitGenerator:
+    name = source if isinstance(source, str) else getattr(source, "__name__", None)
+    return _BIT_GENERATORS[name](0)  # type: ignore[index]
+
+
+def _generator(source: Any, constructor: Any = None) -> np.random.Generator:
+    return np.random.Generator(source if isinstance(source, np.random.BitGenerator) else _bit_generator(source))
+
+
+_SEEDS = ("numpy.random.bit_generator", "numpy.random._bit_generator")
+
+
+class _SeedSequence:
+    """Takes the place of numpy's, which a generator has only to make further generators from."""
+
+
+def _tensor(memory: Any, offset: Any, size: Any, stride: Any, gradient: Any, hooks: Any, metadata: Any = None) -> th.Tensor:
+    if not isinstance(memory, th.Tensor) or hooks or metadata or len(size) != len(stride):
+        raise NotAllowed("a tensor with hooks, or without memory")
+    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
+        raise ModelFileError("a tensor has a negative size")
+    last = offset + sum((side - 1) * step for side, step in zip(size, stride, strict=True))
+    if math.prod(size) > memory.numel() or (math.prod(size) > 0 and last >= memory.numel()):
+        raise ModelFileError("a tensor is larger than its memory")
+    return memory.as_strided(size, stride, offset).clone().requires_grad_(bool(gradient))
+
+
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "dtype"): _dtype,
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty_array for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    ("numpy.random._pickle", "__bit_generator_ctor"): _bit_generator,
+    ("numpy.random._pickle", "__generator_ctor"): _generator,
+    **{(module, "__pyx_unpickle_SeedSequence"): lambda *arguments: _SeedSequence() for module in _SEEDS},
+    ("_codecs", "encode"): _bytes_from_latin,
+    **{(builtins, "bytes"): lambda: b"" for builtins in ("__builtin__", "builtins")},
+    **{(builtins, "getattr"): _dummy_schedule for builtins in ("__builtin__", "builtins")},
+    **{
+        (module, name): lambda *parts: pathlib.Path(*parts)
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "WindowsPath", "Path")
+    },
+    ("collections", "deque"): lambda items=(), maxlen=None: deque(list(items), maxlen),
+    ("collections", "OrderedDict"): lambda: OrderedDict(),
+    ("torch", "device"): lambda *arguments: th.device(*arguments),
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+}
+
+
+@cache
+def _names() -> dict[tuple[str, str], Any]:
+    """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""
+    offered = [(module, name) for table in (CLASSES, OBJECTS) for module, names in table.items() for name in names]
+    classes = [getattr(import_module(module), name, None) for module, name in offered]  # an older torch may lack a layer
+    classes += [*_SPACES, *_STATISTICS, *_BIT_GENERATORS.values(), np.ndarray, BasePolicy]
+    return {
+        **_FUNCTIONS,
+        **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _STORAGES.values()},
+        **{("torch", name): dtype for name, dtype in _STORAGES.items()},
+        **{("numpy", name): np.dtype(name.rstrip("_")).type for name in _NUMPY_NAMES},  # numpy 1 has no np.bool
+        **{(module, "SeedSequence"): _SeedSequence for module in _SEEDS},
+        **{(cls.__module__, cls.__qualname__): cls for cls in classes if cls is not None},
+    }
+
+
+@cache
+def _attribute_types() -> dict[type, dict[str, tuple[type, ...]]]:
+    return {
+        getattr(import_module(module), name): attributes
+        for module, table in OBJECTS.items()
+        for name, attributes in table.items()
+    }
+
+
+def _is_created(cls: type) -> bool:
+    """Whether objects of this class may be created and given attributes."""
+    is_listed = cls in _names().values() and issubclass(cls, ReplayBuffer)
+    return is_listed or cls in _attribute_types() or cls in _SPACES or cls in _STATISTICS
+
+
+# What may be given attributes
+
+
+def _attributes(target: Any, state: Any) -> dict[str, Any]:
+    """The attributes in a state, without those that would replace a method."""
+    if type(state) is tuple and len(state) == 2 and state[1] is None:
+        (state, _) = state
+    if type(state) is not dict or vars(target):
+        raise NotAllowed(f"attributes of {described(target)}")
+    for name in state:
+        if type(name) is not str or name.startswith("__") or callable(getattr(type(target), name, None)):
+            raise NotAllowed(f"the attribute {name!r} of {described(target)}")
+    return state
+
+
+def _build_object(target: Any, attributes: dict[str, Any]) -> None:
+    types = _attribute_types().get(type(target))
+    if types is not None and attributes.keys() != types.keys():
+        raise ModelFileError(f"an object of the class {type(target).__name__} has the attributes {', '.join(attributes)}")
+    for name, value in attributes.items():
+        if types is not None and not isinstance(value, types[name]):
+            raise ModelFileError(f"{name} of a {type(target).__name__} is {described(value)}")
+        if name == "_noises" and not all(isinstance(noise, ActionNoise) for noise in value):
+            raise ModelFileError("a VectorizedActionNoise holds something else than noise")
+    if hasattr(type(target), "__setstate__"):
+        target.__setstate__(attributes)
+    else:
+        vars(target).update(attributes)
+
+
+def _build_space(target: spaces.Space, attributes: dict[str, Any]) -> None:
+    """Through the constructor, which checks what a space is made of."""
+    arguments = {name: attributes[name] for name in inspect.signature(type(target)).parameters if name in attributes}
+    if isinstance(target, spaces.Box):
+        arguments["shape"] = np.shape(arguments["low"])
+    if isinstance(target, spaces.Dict):
+        arguments["spaces"] = [*arguments["spaces"].items()]  # in this order
+    if isinstance(target, (spaces.Dict, spaces.Tuple)):
+        inner = dict(arguments["spaces"]).values() if isinstance(target, spaces.Dict) else arguments["spaces"]
+        if not all(type(space) in _SPACES and vars(space) for space in inner):
+            raise ModelFileError("a space holds itself, or no space")
+    vars(target).update(vars(type(target)(**arguments)))
+    for name in ("bounded_below", "bounded_above"):  # of whole numbers, which have no infinite bounds
+        bounded = attributes.get(name)
+        if (
+            isinstance(target, spaces.Box)
+            and getattr(bounded, "dtype", None) == np.bool_
+            and np.shape(bounded) == target.shape
+        ):
+            vars(target)[name] = bounded
+    random = attributes.get("_np_random")
+    if random is not None and not isinstance(random, np.random.Generator):
+        raise ModelFileError(f"a space has {described(random)} as its generator")
+    target._np_random = random
+
+
+def _build_dtype(dtype: np.dtype, state: Any) -> None:
+    if type(state) is not tuple or len(state) < 8 or state[1] not in ("<", ">", "|", "=") or any(state[2:5]):
+        raise NotAllowed("an array type of several fields")
+    if state[5:7] != (-1, -1):
+        raise NotAllowed("an array type of another size")
+    dtype.__setstate__((3, state[1], None, None, None, -1, -1, 63 if dtype.kind == "O" else 0))  # type: ignore[attr-defined]
+
+
+def _build_generator(target: Any, state: Any) -> None:
+    bit_generator = target if isinstance(target, np.random.BitGenerator) else target.bit_generator
+    bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)

@@ -309,7 +309,7 @@ class TestRefused:
         assert "no unfinished run with these settings" in printed
         assert "Pendulum-v1_1 has seed: 0, not 5" in printed
 
-    @pytest.mark.parametrize("option", [["--checkpoint", 5], ["--drop-damaged"], ["--trust"], ["logs/run"]])
+    @pytest.mark.parametrize("option", [["--checkpoint", 5], ["--trust"], ["logs/run"]])
     def test_options_of_resume_without_it(self, option, monkeypatch, capfd):
         assert "is for --resume" in self.refusal(monkeypatch, capfd, "--env", "Pendulum-v1", *option)
 

@@ -124,7 +124,7 @@ def test_has_its_header_after_a_kill_before_the_first_line_that_counts(tmp_path)
     path = tmp_path / "progress.csv"
     path.write_text("lost\n1\n")
     logger = log_state.configure(path)
-    log_state.go_on(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 0}, step=0)
+    log_state.truncate(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 0}, step=0)
     for value in (2, 3):
         logger.record("step", value)
         logger.dump()

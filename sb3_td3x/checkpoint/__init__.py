@@ -1,9 +1,8 @@
 """
 Runs that survive being killed.
 
-``save_run`` writes a checkpoint, ``resume_run`` goes on from one, ``TD3XCheckpointCallback`` saves while training.
-Below them: ``store`` (the folder), ``replay`` (transitions), ``world`` (environments), ``callbacks``, ``generators``
-and ``logs``.
+``save_run`` writes a checkpoint, ``resume_run`` continues from one, ``TD3XCheckpointCallback`` saves while training.
+Below them: ``store`` (the folder), ``replay`` (transitions), ``env_state``, ``callback_state`` and ``log_state``.
 """
 
 from sb3_td3x.checkpoint.callback import TD3XCheckpointCallback

@@ -55,12 +55,11 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
                 problems.append(f"callback {name} (it was not saved)")
             continue
         attributes = saved[name]["attributes"]
-        _require_same_episodes(name, callback, attributes)
-        for attribute in set(_names(callback)) & attributes.keys():  # a stranger's state may name others
+        for attribute in set(_names(callback)) & attributes.keys():  # a forged state may name others
             setattr(callback, attribute, attributes[attribute])
-        if saved[name]["world"] is not None:
+        if saved[name]["env"] is not None:
             env = callback.eval_env  # type: ignore[attr-defined]
-            if not env_state.set_envs(env, saved[name]["world"], [False] * env.num_envs):
+            if not env_state.set_envs(env, saved[name]["env"], [False] * env.num_envs):
                 problems.append(f"the environments of callback {name}")
         if not is_known(callback):
             problems.append(f"callback {name} (its class does not name its state in `resumable`)")
@@ -70,16 +69,19 @@ def restore(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, 
     return problems
 
 
-def _require_same_episodes(name: str, callback: BaseCallback, attributes: dict[str, Any]) -> None:
+def require_same_episodes(callbacks: MaybeCallback | Sequence[BaseCallback], saved: dict[str, Any]) -> None:
     """
     :raises ValueError: if an evaluation would have another number of episodes than those before, which SB3 cannot write down
     """
-    history = attributes.get("evaluations_results") if isinstance(callback, sb3.EvalCallback) else None
-    if history and len(history[-1]) != callback.n_eval_episodes:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"{name} has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}: "  # type: ignore[attr-defined]
-            f"give it n_eval_episodes={len(history[-1])}"
-        )
+    for name, callback in named(callbacks):
+        if not isinstance(callback, sb3.EvalCallback) or name not in saved:
+            continue
+        history = saved[name]["attributes"].get("evaluations_results")
+        if history and len(history[-1]) != callback.n_eval_episodes:
+            raise ValueError(
+                f"{name} has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}: "
+                f"give it n_eval_episodes={len(history[-1])}"
+            )
 
 
 def files(callbacks: MaybeCallback | Sequence[BaseCallback]) -> dict[str, Path]:
@@ -148,5 +150,5 @@ def _state_of(callback: BaseCallback) -> dict[str, Any]:
     return {
         "attributes": {name: getattr(callback, name) for name in _names(callback)},
         "matters": _matters(callback),
-        "world": env_state.get(callback.eval_env) if evaluates else None,  # type: ignore[attr-defined]
+        "env": env_state.get(callback.eval_env) if evaluates else None,  # type: ignore[attr-defined]
     }

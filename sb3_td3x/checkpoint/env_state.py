@@ -67,7 +67,7 @@ class ResumableEnv(gym.Wrapper):
     :param env: with all its wrappers
     """
 
-    def get_world(self) -> dict[str, Any]:
+    def get_env_state(self) -> dict[str, Any]:
         """
         :return: ``layers``: each layer's state, outermost first, ``None`` where it offers none; ``complete``: whether all do;
             ``forgets``: the wrappers of which something may be lost that outlives an episode
@@ -83,21 +83,21 @@ class ResumableEnv(gym.Wrapper):
             "complete": all(state is not None for state in layers),  # not `in`: arrays have no one answer to ==
         }
 
-    def set_world(self, world: dict[str, Any], resets: bool, rewind: bool) -> bool:
+    def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
         """
-        :param world: from ``get_world``
+        :param saved: from ``get_env_state``
         :param resets: whether a reset follows, which a ``Monitor`` may not allow inside an episode
         :param rewind: let the next reset be the one that began the saved episode
         :return: whether the layers are those that were saved; if not, nothing changes
         """
-        if world["classes"] != [type(layer).__name__ for layer in _layers(self.env)]:
+        if saved["classes"] != [type(layer).__name__ for layer in _layers(self.env)]:
             return False
-        for layer, state in zip(_layers(self.env), world["layers"], strict=True):
+        for layer, state in zip(_layers(self.env), saved["layers"], strict=True):
             if state is not None:
                 _set_state_of(layer, state)
         self.prepare_reset(rewind, allow=resets)
-        if world["random"] is not None:
-            self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(world["random"]).bit_generator.state
+        if saved["random"] is not None:
+            self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(saved["random"]).bit_generator.state
         return True
 
     def prepare_reset(self, rewind: bool = True, allow: bool = True) -> None:
@@ -122,7 +122,7 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
         outlives an episode; ``seeds``: of the next reset
     """
     layers = list(_vec_layers(env))
-    envs = _call(layers[-1], "get_world") if was_reset else None
+    envs = _call(layers[-1], "get_env_state") if was_reset else None
     unknown = [layer for layer in layers[:-1] if type(layer) not in VEC_LAYERS]
     return {
         "envs": envs,
@@ -133,7 +133,7 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     }
 
 
-def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
+def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
     """
     Give the environments their saved state. Where it is not complete, a reset has to follow.
 
@@ -141,13 +141,13 @@ def set_envs(env: VecEnv, world: dict[str, Any], rewind: list[bool]) -> bool:
     :return: whether that was possible: not for environments that cannot be reached or are built differently
     """
     innermost = list(_vec_layers(env))[-1]
-    seeds = world.get("seeds")
+    seeds = saved.get("seeds")
     if seeds is not None and len(seeds) == env.num_envs:
         innermost._seeds = list(seeds)
-    if world["envs"] is None or len(world["envs"]) != env.num_envs:
+    if saved["envs"] is None or len(saved["envs"]) != env.num_envs:
         return False
-    arguments = [(one, not world["complete"], again) for one, again in zip(world["envs"], rewind, strict=True)]
-    return all(_call(innermost, "set_world", arguments) or [False])
+    arguments = [(one, not saved["complete"], again) for one, again in zip(saved["envs"], rewind, strict=True)]
+    return all(_call(innermost, "set_env_state", arguments) or [False])
 
 
 def rewind(env: VecEnv) -> None:
@@ -155,27 +155,16 @@ def rewind(env: VecEnv) -> None:
     _call(list(_vec_layers(env))[-1], "prepare_reset")
 
 
-def set_vec(env: VecEnv, world: dict[str, Any], of_episodes: bool = True) -> None:
+def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> None:
     """
     Give the layers around the environments their saved state; after a reset, which changes it.
 
     :param of_episodes: also what belongs to the episodes under way
     """
     layers = list(_vec_layers(env))[:-1]
-    for layer, state in zip(layers, world["vec"], strict=False):
+    for layer, state in zip(layers, saved["vec"], strict=False):
         if state is not None and state["class"] == type(layer).__name__:
             _set_plain(layer, {name: value for name, value in state.items() if of_episodes or name not in OF_EPISODES})
-
-
-def lost(env: VecEnv, world: dict[str, Any]) -> list[str]:
-    """
-    The wrappers of which something may be lost that outlives an episode.
-
-    :param world: the saved one, perhaps by a version that did not know all states that are known now
-    """
-    known = {layer.__name__ for layer in LAYERS}
-    saved = [pair for one in world["envs"] or [] for pair in zip(one["classes"], one["layers"], strict=False)]
-    return sorted({*get(env)["forgets"], *(name for name, state in saved if state is None and name in known)})
 
 
 def is_complete(env: VecEnv) -> bool:

@@ -25,10 +25,10 @@ def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     return {**found, **{f"{_relative(_folder(output), folder)}/": 0 for output in _tensorboards(logger)}}
 
 
-def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
+def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
     """
-    Cut the logs back to what they held. Only files that ``logger`` and ``env`` write themselves are touched, whatever
-    ``saved`` names, because a checkpoint may be a stranger's.
+    Cut the logs back to what they held when the checkpoint was made. Only files that ``logger`` and ``env`` write themselves
+    are touched, whatever ``saved`` names, because a checkpoint may be untrusted.
 
     :param folder: given to ``lengths``
     :param saved: from ``lengths``
@@ -41,7 +41,7 @@ def go_on(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step
             output.file.flush()
     for name, path in _files(logger, env, folder).items():
         if name in saved:
-            _truncate(path, saved[name])
+            _truncate_lines(path, saved[name])
     for output in logger.output_formats:
         if isinstance(output, CSVOutputFormat) and output.file.seek(0, os.SEEK_END) == 0:
             output.keys = []  # the header is gone too
@@ -107,7 +107,7 @@ def _relative(path: Path, folder: Path) -> str:
         return str(path)
 
 
-def _truncate(path: Path, lines: int) -> None:
+def _truncate_lines(path: Path, lines: int) -> None:
     with path.open("r+b") as file:
         for _ in range(lines):
             if not file.readline():

@@ -1,25 +1,27 @@
-"""Saving a whole run and going on with it: the model and everything around it that the next step depends on."""
+"""Saving a whole run and resuming it: the model and everything around it that the next step depends on."""
 
 import copy
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
-from stable_baselines3 import HerReplayBuffer
+import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.checkpoint import callback_state as callback_states
-from sb3_td3x.checkpoint import env_state, generators, log_state, replay, rounding, shapes
-from sb3_td3x.checkpoint import lineage as lineages
-from sb3_td3x.checkpoint.lineage import Lineage
+from sb3_td3x.checkpoint import callback_state, env_state, generators, log_state, replay
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common import files
 from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
@@ -27,12 +29,19 @@ from sb3_td3x.common.transitions import cut
 from sb3_td3x.common.validation import whole
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import plain
+from sb3_td3x.td3x import precision
+from sb3_td3x.td3x.compiled import Accelerated
 from sb3_td3x.td3x.loading import Loadable
 from sb3_td3x.td3x.td3x import TD3X
 
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 
-MODEL, STATE, MARKS, WHOLE_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"
+MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"
+STATE_PARTS = {"generators": dict, "env": dict, "callbacks": dict, "files": dict, "log": dict, "model": dict}
+"""What the state file holds."""
+VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
+
+version = cache(metadata.version)  # reading a package's metadata takes a millisecond
 
 
 def save_run(
@@ -45,20 +54,21 @@ def save_run(
     with_replay_buffer: bool = True,
 ) -> Checkpoint:
     """
-    Save a run so that another process can go on with it.
+    Save a run so that another process can resume it.
 
-    The checkpoint gets its name when all of it is on the disk; until then, and if anything fails, the ones before it stay as
-    they are. Only the transitions that are new since the last save are written.
+    The checkpoint gets its name when all of it is on the disk; until then, and if anything fails, earlier checkpoints stay
+    as they are. Only transitions that are new since the last save are written. Entries of the replay buffer that a user
+    changes in place after a save are not noticed; another buffer in its place is.
 
     :param model: between two rollouts: before or after ``learn``, or in a callback's ``_on_rollout_start``
     :param folder: of this run's checkpoints, made if needed; one run per folder
     :param callbacks: those given to ``learn``; their counters, scores and histories are saved
     :param keep_last: checkpoints to keep, this one among them
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
-    :param with_replay_buffer: ``False`` saves the rest: small, but learning has to fill a buffer again
+    :param with_replay_buffer: ``False`` saves everything else: a small checkpoint, after which a buffer has to be filled again
     :return: the checkpoint; its ``manifest`` names what will not be exact
-    :raises CheckpointError: naming the file that cannot be written (the disk may be full), what is no plain value, or another
-        run's checkpoint, which is left alone
+    :raises CheckpointError: naming the file that cannot be written (the disk may be full), a state that cannot be saved, or
+        another run's checkpoint, which is left alone
     :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; for a prefix that
         begins with a dot or names another folder
     :raises RunLockedError: if another process is saving there
@@ -71,49 +81,14 @@ def save_run(
     store = Store(Path(folder).resolve())
     env = _env_of(model)
     with store.writing(), explained_deaths(env):
-        lineage = lineages.of(model, store)
-        lineage.require_newest(store)
-        lineage.last = _add(store, lineage, model, env, callbacks, name_prefix, with_replay_buffer)
+        saves = _saves.setdefault(model, {})
+        _require_own(store, saves.get(store.folder))
+        with store.adding(name_prefix, model.num_timesteps) as (partial, complete):
+            manifest = _write(model, env, callbacks, store, partial, with_replay_buffer, saves.get(store.folder))
+            checkpoint = complete(manifest)
+        saves[store.folder] = _Save(checkpoint, checkpoint, ref(model.replay_buffer), model._rows_stored)
         store.prune(keep_last)
-    return lineage.last
-
-
-def _add(
-    store: Store,
-    lineage: Lineage,
-    model: Resumable,
-    env: VecEnv,
-    callbacks: Callbacks,
-    name_prefix: str,
-    with_replay_buffer: bool,
-) -> Checkpoint:
-    with store.adding(name_prefix, model.num_timesteps) as (partial_folder, complete):
-        model.save(partial_folder / MODEL)
-        surroundings = env_state.get(env, was_reset=not _is_before_learn(model))
-        logger: Logger | None = getattr(model, "_logger", None)
-        if _was_cut(model):
-            surroundings["complete"] = False
-        state = {
-            "generators": generators.state(model.action_space, model.device),
-            "world": surroundings,
-            "callbacks": callback_states.state(callbacks),
-            "files": _copy_in(callback_states.files(callbacks), partial_folder),
-            "log": {} if logger is None else log_state.unwritten(logger),
-        }
-        (partial_folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
-        described = _save_buffer(model, store, lineage, partial_folder) if with_replay_buffer else {}
-        return complete(
-            {
-                "writer": lineage.writer,
-                "total": model._total_timesteps,
-                "updates": model._n_updates,
-                "replay": described,
-                "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
-                **rounding.facts(model),
-                "resumed": model.resumptions,
-                "not_exact": _not_exact(model, surroundings, callbacks, with_replay_buffer),
-            }
-        )
+    return checkpoint
 
 
 def resume_run(
@@ -122,12 +97,11 @@ def resume_run(
     *,
     checkpoint: int | None = None,
     trust: bool = False,
-    drop_damaged: bool = False,
     algorithm: type[SelfResumable] = TD3X,  # type: ignore[assignment]  # the default of a type variable
     **kwargs: Any,
 ) -> SelfResumable:
     """
-    The model of a saved run, on which ``learn(total, callback, resume=True)`` goes on.
+    Load the model of a saved run, which ``learn(total, callback, resume=True)`` continues.
 
     Random generators, environments and the callbacks given to ``learn`` get their saved state when ``learn`` begins, so that
     what happens before does not matter. What could not be restored is then named in a warning and in later checkpoints.
@@ -136,20 +110,89 @@ def resume_run(
     :param env: built as the run's was
     :param checkpoint: environment steps of the one to use; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``
-    :param drop_damaged: go on without the transitions of damaged files
     :param algorithm: the saved model's class. SB3's with ``Resumable`` before it are loaded as SB3 does: with ``trust`` only
     :param kwargs: as for ``TD3X.load``: attributes to change, ``device``, ``custom_objects``
-    :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last one that is whole
+    :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
     """
     store = Store(Path(folder).resolve())
     found = store.find(checkpoint)
     state = _read_state(found)
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
-    problems = _load_buffer(model, store, found, trust, drop_damaged) + rounding.differences(model, found.manifest)
-    lineages.take_up(model, store, found)
-    env_state.set_vec(_env_of(model), state["world"], of_episodes=False)  # for who looks at it before `learn`
-    model._on_continue = _Continuation(model, found, state, problems)
+    with _as_checkpoint_error(found.path / STATE):
+        vars(model).update({name: state["model"][name] for name in model.only_in_checkpoints})
+        env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
+    with _as_checkpoint_error(store.chunks):
+        problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest)
+    _saves.setdefault(model, {})[store.folder] = _Save(
+        found, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
+    )
+    model._on_resume = _Restoration(model, found, state, problems)
     return model
+
+
+@dataclass(frozen=True)
+class _Save:
+    """
+    What a model knows of a folder of checkpoints.
+
+    :param last: the checkpoint that it was last saved as or resumed from
+    :param newest: the newest checkpoint in the folder at that time
+    :param buffer: the replay buffer that ``last`` holds
+    :param rows: ``model._rows_stored`` at that time
+    """
+
+    last: Checkpoint
+    newest: Checkpoint
+    buffer: ref[ReplayBuffer]
+    rows: int
+
+
+_saves: WeakKeyDictionary[Resumable, dict[Path, _Save]] = WeakKeyDictionary()
+
+
+def _require_own(store: Store, save: _Save | None) -> None:
+    """
+    :raises CheckpointError: if another run, or a process that took this one over, has saved in the folder since
+    """
+    for newest in store.checkpoints()[-1:]:
+        if newest.number > (0 if save is None else save.newest.number):
+            problem = f"holds {newest.path.name}, which this run did not save"
+            raise CheckpointError(store.folder, f"{problem}: use a folder per run, or continue that one with resume_run")
+
+
+def _write(
+    model: Resumable,
+    env: VecEnv,
+    callbacks: Callbacks,
+    store: Store,
+    folder: Path,
+    with_replay_buffer: bool,
+    save: _Save | None,
+) -> dict[str, Any]:
+    """Write the files of a checkpoint into ``folder``; return its manifest."""
+    model.save(folder / MODEL)
+    environments = env_state.get(env, was_reset=not _is_before_learn(model))
+    if _was_cut(model):
+        environments["complete"] = False
+    logger: Logger | None = getattr(model, "_logger", None)
+    state = {
+        "generators": generators.state(model.action_space, model.device),
+        "env": environments,
+        "callbacks": callback_state.state(callbacks),
+        "files": _copy_in(callback_state.files(callbacks), folder),
+        "log": {} if logger is None else log_state.unwritten(logger),
+        "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
+    }
+    (folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
+    return {
+        "total": model._total_timesteps,
+        "updates": model._n_updates,
+        "replay": _save_buffer(model, store, folder, save) if with_replay_buffer else {},
+        "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
+        **_rounding(model),
+        "resumed": model.resumptions,
+        "not_exact": _not_exact(model, environments, callbacks, with_replay_buffer),
+    }
 
 
 def _is_before_learn(model: Resumable) -> bool:
@@ -158,12 +201,14 @@ def _is_before_learn(model: Resumable) -> bool:
 
 
 def _was_cut(model: Resumable) -> bool:
-    """Whether ``learn`` was ended inside a step, so that the episodes under way do not go on."""
+    """Whether ``learn`` ended inside a step, so that the current episodes cannot be continued."""
     return model._last_obs is None and model._last_episode_starts is not None
 
 
 def _encoded(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """As ``plain.encode``, but it is said which callback or other part is not plain."""
+    """
+    :raises CheckpointError: naming the callback or other part that cannot be saved
+    """
 
     def encode(name: str, part: Any) -> Any:
         try:
@@ -171,8 +216,28 @@ def _encoded(state: dict[str, Any], folder: Path) -> dict[str, Any]:
         except plain.NotPlain as error:
             raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
 
-    callbacks = {name: encode(f"callback {name}", one) for name, one in state["callbacks"].items()}
+    callbacks = {name: encode(f"callback {name}", part) for name, part in state["callbacks"].items()}
     return {name: callbacks if name == "callbacks" else encode(name, part) for name, part in state.items()}
+
+
+def _read_state(found: Checkpoint) -> dict[str, Any]:
+    with _as_checkpoint_error(found.path / STATE):
+        state = plain.decode(json.loads((found.path / STATE).read_text()))
+        for name, kind in STATE_PARTS.items():
+            if not isinstance(state[name], kind):
+                raise ValueError(f"its {name!r} is not valid")
+    return state
+
+
+@contextmanager
+def _as_checkpoint_error(path: Path) -> Iterator[None]:
+    """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
+    try:
+        yield
+    except (CheckpointError, UntrustedModelError, ConnectionError):  # the last is about an environment's process
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _env_of(model: Resumable) -> VecEnv:
@@ -190,52 +255,39 @@ def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwarg
     return algorithm.load(path, **kwargs)
 
 
-def _save_buffer(model: Resumable, store: Store, lineage: Lineage, folder: Path) -> dict[str, Any]:
+def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | None) -> dict[str, Any]:
     buffer = model.replay_buffer
-    if not replay.covers(buffer) or not _is_made_by(model, buffer):
-        model.save_replay_buffer(folder / WHOLE_BUFFER)
+    # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
+    rows = max(model.buffer_size // buffer.n_envs, 1)
+    made = (model.replay_buffer_class, rows, model.optimize_memory_usage)
+    if not replay.covers(buffer) or (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) != made:
+        model.save_replay_buffer(folder / PICKLED_BUFFER)
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    if lineage.last is None or not lineage.last.manifest["replay"]:
-        return replay.save(buffer, store.segments, None, 0)
-    new_rows = (model.num_timesteps - lineage.last.steps) // buffer.n_envs
-    return replay.save(buffer, store.segments, lineage.last.manifest["replay"], new_rows)
+    if save is None or save.buffer() is not buffer or not save.last.manifest["replay"]:
+        return replay.save(buffer, store.chunks, None, 0)
+    return replay.save(buffer, store.chunks, save.last.manifest["replay"], model._rows_stored - save.rows)
 
 
-def _is_made_by(model: Resumable, buffer: ReplayBuffer) -> bool:
-    """Whether the model, made anew from its zip, has such a buffer; one that was loaded into it may be another."""
-    rows = max(model.buffer_size // buffer.n_envs, 1)  # as SB3's buffers divide what they are asked for
-    wanted = (model.replay_buffer_class, rows, model.optimize_memory_usage)
-    return (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) == wanted
-
-
-def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool, drop_damaged: bool) -> list[str]:
-    if (whole := found.path / WHOLE_BUFFER).exists():
-        own: dict[str, Any] = {"trust": trust} if isinstance(model, Loadable) else {}
-        model.load_replay_buffer(whole, truncate_last_traj=False, **own)
+def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool) -> list[str]:
+    """Fill the model's replay buffer; return what could not be restored."""
+    if (pickled := found.path / PICKLED_BUFFER).exists():
+        options: dict[str, Any] = {"trust": trust} if isinstance(model, Loadable) else {}
+        model.load_replay_buffer(pickled, truncate_last_traj=False, **options)
         return []
     if not found.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
-    replay.require_kind(model.replay_buffer, store.segments, found.manifest["replay"])
-    try:
-        missing, held = replay.load(model.replay_buffer, store.segments, found.manifest["replay"], drop_damaged)
-    except CheckpointError as error:
-        raise CheckpointError(error.path, f"{error.problem}. It holds transitions; to go on without them, "
-                              "drop_damaged=True (td3x train --resume RUN --drop-damaged)") from error  # fmt: skip
-    if (found.path / MARKS).exists():
-        marks = replay.read_arrays(found.path / MARKS)
-        try:
-            replay.set_marks(model.replay_buffer, marks, is_complete=not missing)
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(found.path / MARKS, f"does not fit the replay buffer: {error}") from error
-    if missing and isinstance(model.replay_buffer, HerReplayBuffer):
-        replay.forget_broken_episodes(model.replay_buffer, held)
-    return missing
+    replay.require_layout(model.replay_buffer, store.chunks, found.manifest["replay"])
+    replay.load(model.replay_buffer, store.chunks, found.manifest["replay"])
+    if replay.marks(model.replay_buffer):
+        with _as_checkpoint_error(found.path / MARKS):
+            replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS))
+    return []
 
 
 def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
-    """Copy the callbacks' files that are there; return the copies' names."""
+    """Copy the callbacks' files that exist; return the names of the copies."""
     copies = {}
     for number, (owner, path) in enumerate(paths.items()):
         if path.exists():
@@ -245,34 +297,21 @@ def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
 
 
 def _copy_back(copies: dict[str, str], found: Checkpoint, paths: dict[str, Path]) -> None:
-    """
-    Put the callbacks' files back where the callbacks of this process have them: a checkpoint, which may be a stranger's, does
-    not say where to write.
-    """
+    """Put the callbacks' files back where this process's callbacks have them; a checkpoint does not say where to write."""
     for owner, name in copies.items():
         if owner in paths and name in found.manifest["files"]:
             files.write(paths[owner], (found.path / name).read_bytes())
 
 
-def _read_state(found: Checkpoint) -> dict[str, Any]:
-    path = found.path / STATE
-    try:
-        state = plain.decode(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"cannot be read: {error}") from error
-    if (part := shapes.unlike(state, shapes.STATE)) is not None:
-        raise CheckpointError(path, f"has no valid {part!r}, as states have")
-    return state
-
-
-def _not_exact(model: Resumable, surroundings: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
+def _not_exact(model: Resumable, environments: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
     """What will differ from a run that was never interrupted, in words."""
     reasons = []
     at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
-    if not surroundings["complete"] and not at_start:
-        reasons.append("the episodes under way: the environments do not offer their state, so they will be cut here")
-    reasons += [_forgotten(name) for name in surroundings["forgets"]]
-    reasons += [f"callback {name}" for name, one in callback_states.named(callbacks) if not callback_states.is_known(one)]
+    if not environments["complete"] and not at_start:
+        reasons.append("the current episodes: the environments do not offer their state, so the episodes will be cut here")
+    reasons += [_forgotten(name) for name in environments["forgets"]]
+    named = callback_state.named(callbacks)
+    reasons += [f"callback {name}" for name, callback in named if not callback_state.is_known(callback)]
     if not with_replay_buffer:
         reasons.append("the replay buffer, which is not saved")
     return reasons
@@ -282,7 +321,34 @@ def _forgotten(wrapper: str) -> str:
     return f"what {wrapper} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
 
 
-class _Continuation:
+def _rounding(model: Resumable) -> dict[str, Any]:
+    """What the rounding of a run depends on besides its settings: versions, processor, threads, path of the updates."""
+    path = getattr(model, "update_path", None)
+    machine = {"processor": precision.processor(), "torch threads": th.get_num_threads()}
+    if path == "compiled" and model.device.type == "cpu":
+        machine["matrix kernels"] = precision.choose_matrix_kernels()
+    return {"versions": {name: version(name) for name in VERSIONS}, "machine": machine, "path": path}
+
+
+def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
+    """Which versions, processor or threads differ from those of the saved run, in words."""
+    here = _rounding(model)
+    versions = [f"rounding and random numbers ({name} was {manifest['versions'].get(name)}, is {present})"
+                for name, present in here["versions"].items() if manifest["versions"].get(name) != present]  # fmt: skip
+    machine = [f"rounding ({name}: was {manifest['machine'][name]}, is {present})"
+               for name, present in here["machine"].items() if manifest["machine"].get(name, present) != present]  # fmt: skip
+    return versions + machine
+
+
+def _other_path(model: Resumable) -> list[str]:
+    """Which path the updates were made on and which one they will be made on, in words, if these differ."""
+    if not isinstance(model, Accelerated) or model.update_path is None or not model._n_updates:
+        return []
+    path, reason = model.path_ahead()
+    return [] if path == model.update_path else [f"rounding (updates were {model.update_path}, are {path}: {reason})"]
+
+
+class _Restoration:
     """
     Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
 
@@ -297,23 +363,31 @@ class _Continuation:
         self.resumptions = model.resumptions
         self.reached: tuple[Any, Any] | None = None  # the environments' last observation and whether it began an episode
 
+    @property
+    def readable(self) -> AbstractContextManager[None]:
+        return _as_checkpoint_error(self.found.path / STATE)
+
     def __call__(self, callback: BaseCallback) -> None:
-        model, env = self.model, _env_of(self.model)
+        model, env, state = self.model, _env_of(self.model), self.state
         self.reached = self.reached or copy.deepcopy((model._last_obs, model._last_episode_starts))
-        _copy_back(self.state["files"], self.found, callback_states.files(callback))
-        problems = [*self.problems, *rounding.other_path(model), *callback_states.restore(callback, self.state["callbacks"])]
-        problems += self._world(env, self.state["world"], *self.reached)
-        log_state.go_on(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
-        log_state.record(model.logger, self.state.get("log") or {})
-        problems += generators.restore(self.state["generators"], model.action_space, model.device)
+        callback_state.require_same_episodes(callback, state["callbacks"])
+        _copy_back(state["files"], self.found, callback_state.files(callback))
+        with self.readable:
+            problems = [*self.problems, *_other_path(model), *callback_state.restore(callback, state["callbacks"])]
+        problems += self._restore_envs(env, state["env"], *self.reached)
+        with self.readable:
+            log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
+            log_state.record(model.logger, state["log"])
+            problems += generators.restore(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
             warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 
-    def _world(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
+    def _restore_envs(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
         model, at_start = self.model, np.asarray(episode_starts, dtype=bool) & (not self.was_cut)
-        reached = env_state.set_envs(env, saved, rewind=[bool(one) and not saved["complete"] for one in at_start])
-        if saved["complete"] and reached:
+        with self.readable:
+            restored = env_state.set_envs(env, saved, rewind=[bool(start) and not saved["complete"] for start in at_start])
+        if saved["complete"] and restored:
             env_state.set_vec(env, saved)
             model._last_obs = last_obs
             return []
@@ -329,16 +403,16 @@ class _Continuation:
         model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
         is_equal = _equal(first, last_obs)
         model._last_obs = last_obs if is_equal and at_start.all() else first
-        problems = [_forgotten(name) for name in env_state.lost(env, saved)]
+        problems = [_forgotten(name) for name in env_state.get(env)["forgets"]]
         if not at_start.all():
-            return [*problems, "the episodes that were under way, which are cut here"]
+            return [*problems, "the current episodes, which are cut here"]
         if not is_equal:
             return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
                     "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
         return problems
 
     def _begin(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
-        """The run's first reset: the one that ``learn`` has made was not from its seeds, and is forgotten."""
+        """The run's first reset: the one that ``learn`` has made was not from the run's seeds, and is made again."""
         env_state.set_vec(env, saved)
         env_state.rewind(env)
         self.model._last_obs = env.reset()  # type: ignore[assignment]

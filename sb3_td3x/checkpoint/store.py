@@ -4,23 +4,27 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x.checkpoint import shapes
-from sb3_td3x.common import files, links
+from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-SEGMENTS, SEGMENT = "replay", "transitions_"
-"""The folder of transitions, and how its files' names begin."""
-NAME = re.compile(r".*_\d+_steps(_again)*", re.DOTALL)
-"""Of a checkpoint's folder; one that was copied or renamed is its owner's."""
+CHUNKS, CHUNK = "replay", "transitions_"
+"""The folder of transitions, and how the names of its files begin."""
+NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
+"""Name of a checkpoint's folder. A copy under another name belongs to the user and is left alone."""
+PARTS = {"number": int, "steps": int, "total": (int, float), "files": dict, "logs": dict, "replay": dict, "versions": dict,
+         "machine": dict}  # fmt: skip
+"""What a manifest holds."""
+DESCRIBED = {"bytes", "sha256"}
+"""What it says of each file."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Checkpoint:
     One checkpoint: a folder of files and a manifest that lists them with their checksums.
 
     :param path: ``<folder>/<prefix>_<steps>_steps``
-    :param manifest: plain values; ``number`` counts the saves of the run, ``steps`` the environment steps
+    :param manifest: plain values, see ``PARTS``
     """
 
     path: Path
@@ -37,6 +41,7 @@ class Checkpoint:
 
     @property
     def steps(self) -> int:
+        """Environment steps made."""
         return self.manifest["steps"]
 
     @property
@@ -46,7 +51,7 @@ class Checkpoint:
 
     @property
     def total(self) -> float:
-        """Steps that the run is to make in all."""
+        """Environment steps that the run is to make in all."""
         return self.manifest["total"]
 
     @property
@@ -63,70 +68,71 @@ class Checkpoint:
 
 class Store:
     """
-    :param folder: holds one folder per checkpoint, and ``replay/`` with the segments that they share
+    :param folder: holds one folder per checkpoint, and ``replay/`` with the chunks of transitions that they share
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.segments = folder / SEGMENTS
+        self.chunks = folder / CHUNKS
+
+    def holds_any(self) -> bool:
+        """Whether there is a checkpoint, whole or damaged."""
+        return bool(self._paths())
+
+    def is_finished(self) -> bool:
+        """Whether the newest checkpoint is that of a finished run."""
+        return any(checkpoint.is_finished for checkpoint in self.checkpoints()[-1:])
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        return sorted(_readable(self._manifests()), key=lambda one: one.number)
+        readable = [found for path in self._paths() if isinstance(found := _read(path), Checkpoint)]
+        return sorted(readable, key=lambda checkpoint: checkpoint.number)
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
         The newest checkpoint, or the newest of so many steps, checked file by file.
 
-        :raises CheckpointError: if there is none, or it is damaged; it names the file and the last one that is whole
+        :raises CheckpointError: if there is none, or it is damaged; it names the file and the last whole checkpoint
         """
-        self._require_own()
-        every = self.checkpoints()
-        wanted = every if steps is None else [one for one in every if one.steps == steps]
-        if steps is None and (error := self._unreadable()) is not None:
-            raise CheckpointError(error.path, error.problem, _steps(_last_whole(every))) from error
-        if not wanted:
-            there = ", ".join(f"{one.steps:,}" for one in every) or "none"
+        self._require_no_link()
+        readable = self.checkpoints()
+        damaged = [error for path in self._paths() if isinstance(error := _read(path), CheckpointError)]
+        if steps is None and damaged:  # nobody knows which checkpoint is the newest
+            raise CheckpointError(damaged[0].path, damaged[0].problem, _last_whole(readable))
+        candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
+        if not candidates:
+            there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
             which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
-            inside = [] if every else [path.name for path in sorted(self.folder.glob("*/")) if Store(path).checkpoints()]
-            hint = f", its folder {inside[0]} does" if inside else ""
+            inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).holds_any()]
+            hint = f", its folder {inside[0]} does" if inside and not readable else ""
             raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
         try:
-            wanted[-1].check()
+            candidates[-1].check()
         except CheckpointError as error:
-            others = [one for one in every if one is not wanted[-1]]
-            raise CheckpointError(error.path, error.problem, _steps(_last_whole(others))) from error
-        return wanted[-1]
+            others = [checkpoint for checkpoint in readable if checkpoint is not candidates[-1]]
+            raise CheckpointError(error.path, error.problem, _last_whole(others)) from error
+        return candidates[-1]
 
-    def _require_own(self) -> None:
+    def _paths(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
+
+    def _require_no_link(self) -> None:
         """
-        :raises CheckpointError: for a link to elsewhere: what is old is removed in this folder, and nowhere else
+        :raises CheckpointError: for a link to elsewhere, where nothing is to be written or removed
         """
-        if (link := links.first_out(self.folder)) is not None:
+        if (link := files.link_out_of(self.folder)) is not None:
             raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
-
-    def _manifests(self) -> Iterator[Path]:
-        return (path for path in self.folder.glob(f"[!.]*/{MANIFEST}") if NAME.fullmatch(path.parent.name))
-
-    def _unreadable(self) -> CheckpointError | None:
-        """Why a manifest cannot be read: nobody knows then which checkpoint is the newest."""
-        for path in self._manifests():
-            try:
-                _read(path)
-            except CheckpointError as error:
-                return error
-        return None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """
-        While a checkpoint is added or removed nobody else does so.
+        Only one process at a time adds or removes checkpoints.
 
-        :raises RunLockedError: if another process is at it
+        :raises RunLockedError: if another process does so now
         """
         with files.explained(self.folder):
-            self.segments.mkdir(parents=True, exist_ok=True)
-        self._require_own()
+            files.make_folder(self.chunks)
+        self._require_no_link()
         with RunLock(self.folder):
             yield
 
@@ -135,60 +141,52 @@ class Store:
         """
         A new checkpoint, which gets its name when all of it is on the disk.
 
-        :return: the folder to write files into, and the function that ends it with its manifest
+        :return: the folder to write files into, and the function that completes the checkpoint with its manifest
         """
-        every = self.checkpoints()
-        number = every[-1].number + 1 if every else 1
+        number = max((checkpoint.number for checkpoint in self.checkpoints()), default=0) + 1
         name = f"{prefix}_{steps}_steps"
         while (self.folder / name).exists():
             name += "_again"
         partial = self.folder / f".{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
 
         def complete(manifest: dict[str, Any]) -> Checkpoint:
-            listed = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
-            whole = {"format": FORMAT, "number": number, "steps": steps, **manifest, "files": listed}
+            described = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
+            sealed = {"format": FORMAT, "number": number, "steps": steps, **manifest, "files": described}
             for path in partial.iterdir():
                 files.flush(path)
-            files.write(partial / MANIFEST, _sealed(whole))
+            files.write(partial / MANIFEST, _sealed(sealed))
             partial.rename(self.folder / name)
             files.flush(self.folder)
-            return Checkpoint(self.folder / name, whole)
+            return Checkpoint(self.folder / name, sealed)
 
         try:
-            with files.explained(partial):
+            with files.explained(self.folder):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
                 yield partial, complete
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def prune(self, keep_last: int) -> None:
         """
-        Remove all checkpoints but the newest, damaged ones, which would keep a run from being resumed, then the segments that
-        no checkpoint needs and what is left of checkpoints that were being written or removed. Files of other names stay,
-        among them the owner's copies of checkpoints, and so does what they need.
+        Remove all checkpoints but the newest, those with a damaged manifest, which would keep the run from being resumed, the
+        chunks that no checkpoint needs, and what is left of interrupted saves. Other files in the folder stay, among them
+        copies of checkpoints under other names and the chunks that these need.
         """
         with files.explained(self.folder):
-            for old in self.checkpoints()[:-keep_last]:
-                files.remove(old.path)
-            for path in self._manifests():
-                if _unsealed(path) is None:  # not one of a newer format, which is whole
-                    files.remove(path.parent)
-            self._remove_unneeded_segments()
+            kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
+            for path in self._paths():
+                if path not in kept:
+                    files.remove_folder(path)
+            readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
+            needed = {chunk["file"] for found in readable if isinstance(found, Checkpoint)
+                      for chunk in found.manifest["replay"].get("chunks", [])}  # fmt: skip
+            for path in self.chunks.iterdir():
+                if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
+                    path.unlink(missing_ok=True)
         for leftover in ("partial", "removed"):
             for hidden in self.folder.glob(f".*_steps*.{leftover}"):
                 shutil.rmtree(hidden, ignore_errors=True)
-
-    def _remove_unneeded_segments(self) -> None:
-        """None where a whole manifest cannot be read, as one of a newer format: nobody knows what it needs."""
-        whole = [path for path in self.folder.glob(f"[!.]*/{MANIFEST}") if _unsealed(path) is not None]
-        kept = _readable(whole)
-        if len(kept) < len(whole):
-            return
-        needed = {segment["file"] for one in kept for segment in one.manifest["replay"].get("segments", [])}
-        for path in self.segments.iterdir():
-            if path.name.lstrip(".").startswith(SEGMENT) and path.name not in needed:
-                path.unlink(missing_ok=True)
 
 
 def require_prefix(prefix: str) -> None:
@@ -196,62 +194,47 @@ def require_prefix(prefix: str) -> None:
     :raises ValueError: for a checkpoint's name that would be hidden, or in another folder
     """
     if prefix.startswith(".") or Path(prefix).name != prefix:
-        raise ValueError(f"name_prefix is how the names of folders begin: without slashes and no dot first, not {prefix!r}")
+        raise ValueError(f"name_prefix begins the names of folders, so it has no slashes and no dot first: not {prefix!r}")
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
-    """The manifest as JSON, its own checksum in the first line."""
+    """The manifest as JSON, with its own checksum in the first line."""
     text = json.dumps(manifest, indent=1)
     return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
 
 
-def _unsealed(path: Path) -> str | None:
-    """The text of a manifest; ``None`` if it is not what was written."""
-    seal, _, text = path.read_bytes().decode(errors="replace").partition("\n")
-    return text if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() == seal else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """
-    :raises CheckpointError: if it is damaged or of a newer format
-    """
-    with files.explained(path):
-        text = _unsealed(path)
-    if text is None:
-        raise CheckpointError(path, "is damaged: its checksum differs")
+def _read(folder: Path) -> Checkpoint | CheckpointError:
+    """The checkpoint in a folder, or what is wrong with its manifest. A forged one names no file outside of the run."""
+    path = folder / MANIFEST
     try:
+        seal, _, text = path.read_bytes().decode().partition("\n")
+        if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
+            return CheckpointError(path, "is damaged: its checksum differs")
         manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"is not JSON: {error}") from error
-    if (part := shapes.unlike(manifest, shapes.MANIFEST)) is not None:
-        raise CheckpointError(path, f"has no valid {part!r}, as manifests have")
-    if manifest["format"] > FORMAT:
-        raise CheckpointError(path, f"has format {manifest['format']}, newer than this sb3_td3x reads ({FORMAT})")
-    segments = [segment["file"] for segment in manifest["replay"].get("segments", [])]
-    if outside := [name for name in (*manifest["files"], *segments) if Path(name).name != name]:
-        raise CheckpointError(path, f"names a file outside its folder: {outside[0]!r}")
-    return manifest
+        if manifest["format"] != FORMAT:
+            return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
+        for name, kind in PARTS.items():
+            if not isinstance(manifest[name], kind):
+                return CheckpointError(path, f"has no valid {name!r}")
+        chunks = {chunk["file"]: chunk for chunk in manifest["replay"].get("chunks", [])}
+        names = [name for name, described in [*manifest["files"].items(), *chunks.items()] if described.keys() >= DESCRIBED]
+        if len(names) < len(manifest["files"]) + len(chunks):
+            return CheckpointError(path, "lists a file without its size and checksum")
+        if outside := [name for name in names if Path(name).name != name]:
+            return CheckpointError(path, f"names a file outside of its folder: {outside[0]!r}")
+    except FileNotFoundError:
+        return CheckpointError(path, "is missing")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return CheckpointError(path, f"cannot be read: {error}")
+    return Checkpoint(folder, manifest)
 
 
-def _readable(manifests: Iterable[Path]) -> list[Checkpoint]:
-    found = []
-    for path in manifests:
+def _last_whole(checkpoints: list[Checkpoint]) -> int | None:
+    """Steps of the newest checkpoint of which every file is as it was written."""
+    for checkpoint in reversed(checkpoints):
         try:
-            found.append(Checkpoint(path.parent, _read(path)))
+            checkpoint.check()
         except CheckpointError:
             continue
-    return found
-
-
-def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    for one in reversed(checkpoints):
-        try:
-            one.check()
-        except CheckpointError:
-            continue
-        return one
+        return checkpoint.steps
     return None
-
-
-def _steps(checkpoint: Checkpoint | None) -> int | None:
-    return None if checkpoint is None else checkpoint.steps

@@ -34,7 +34,6 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with RUN, or with the newest of these settings.")] = False,
     checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to go on from.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --resume: run code that the checkpoint may hold.")] = False,
-    drop_damaged: Annotated[bool, typer.Option("--drop-damaged", help="With --resume: without damaged transitions.")] = False,
 ) -> None:
     """
     Train a TD3X agent, or go on with a run.
@@ -47,7 +46,7 @@ def command(
     console = Console(highlight=False, markup=False)
     if resume and run_folder is not None:
         _refuse_other_options(context)
-        run = experiment.resume(experiment.RunDir.open(run_folder), steps, checkpoint, trust, drop_damaged)
+        run = experiment.resume(experiment.RunDir.open(run_folder), steps, checkpoint, trust)
     else:
         if env is None:
             raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
@@ -55,7 +54,7 @@ def command(
             env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out
         )
         if resume:
-            run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust, drop_damaged)
+            run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust)
         else:
             _name_unfinished(console, wanted)
             run = experiment.prepare(wanted)
@@ -94,7 +93,7 @@ def _plain_warnings(console: Console) -> Iterator[None]:
 
 
 def _check_resume_options(context: typer.Context, resume: bool) -> None:
-    for name in ("run_folder", "checkpoint", "trust", "drop_damaged"):
+    for name in ("run_folder", "checkpoint", "trust"):
         if not resume and _is_given(context, name):
             instead = "; an environment is named with --env" if name == "run_folder" else ""
             raise typer.BadParameter(f"{_shown(name)} is for --resume{instead}")
@@ -102,7 +101,7 @@ def _check_resume_options(context: typer.Context, resume: bool) -> None:
 
 def _refuse_other_options(context: typer.Context) -> None:
     """A resumed run has its settings already; only its length may change."""
-    allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "drop_damaged", "film"}
+    allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "film"}
     given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
     if given:
         raise typer.BadParameter(

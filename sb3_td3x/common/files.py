@@ -1,20 +1,23 @@
-"""Writing files so that a crash leaves the old one or the new one, and recognising a file that is not what was written."""
+"""Writing files so that a crash leaves the old one or the new one, and recognizing a file that is not what was written."""
 
 import errno
 import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from sb3_td3x.errors import CheckpointError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The disk, or its owner's share of it."""
-UNSUPPORTED = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""What disks answer that cannot flush a folder, as those shared with a virtual machine."""
+"""The disk is full, or the user's share of it."""
+CANNOT_FLUSH_FOLDERS = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""Answers of file systems that flush files but no folders, such as a folder shared with a virtual machine."""
 
 
 def flush(path: Path) -> None:
@@ -25,28 +28,51 @@ def flush(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if not (path.is_dir() and error.errno in UNSUPPORTED):
+        if not (path.is_dir() and error.errno in CANNOT_FLUSH_FOLDERS):
             raise
     finally:
         os.close(handle)
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder and its parents, each with its name on the disk, so that a power failure does not take what is in it."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        flush(path.parent)
+    return path
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """
-    Where to write a file that takes the name ``path`` when the block ends. What is there stays until then, or if it fails.
+    Give a temporary path to write to, which takes the name ``path`` when the block ends. If it fails, the old file stays.
 
-    The place ends as ``path`` does, so that a library finds the format by it.
+    The temporary name ends as ``path`` does, because libraries choose the format by it. It is new each time, so that threads
+    may write the same file.
     """
-    beside = path.with_name(f".{path.stem}.partial{path.suffix}")
-    beside.unlink(missing_ok=True)  # a stranger's may be a link to elsewhere
+    partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
     try:
-        yield beside
-        flush(beside)
-        beside.replace(path)
+        yield partial
+        flush(partial)
+        partial.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
+    """
+    Write a file whole or not at all.
+
+    :param content: the bytes, or a function that writes the file at the path it is given
+    :raises CheckpointError: naming ``path``, if the disk is full or the folder cannot be written
+    """
+    with explained(path), replacing(path) as partial:
+        if isinstance(content, bytes):
+            partial.write_bytes(content)
+        else:
+            content(partial)
 
 
 def require_writable(path: Path) -> None:
@@ -56,52 +82,44 @@ def require_writable(path: Path) -> None:
     :raises CheckpointError: naming the file, if not
     """
     with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}."):
             pass
 
 
-def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
+def remove_folder(path: Path) -> None:
+    """Remove a folder. It loses its name first, so that half of it is never taken for a whole one."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
-    Write a file whole or not at all.
-
-    :param content: the bytes, or a function that writes the file at the path it is given, which ends as the file's does
-    :raises CheckpointError: naming the file, if the disk is full or the folder cannot be written
+    :return: the arrays of an npz file
+    :raises ValueError: if it is damaged or holds objects, which numpy would unpickle
     """
-    with explained(path), replacing(path) as beside:
-        if isinstance(content, bytes):
-            beside.write_bytes(content)
-        else:
-            content(beside)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder; a folder first loses its name, so that half of one is never taken for a whole."""
-    if path.is_dir():
-        hidden = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(hidden, ignore_errors=True)
-        path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib have no common class of errors
+        raise ValueError(f"it is not an npz file of numbers: {error}") from error
 
 
 def describe(path: Path) -> dict[str, int | str]:
-    """What ``check`` compares a file with."""
-    return {"bytes": path.stat().st_size, "sha256": digest(path)}
+    """What ``check`` compares a file with: its size and SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def has_its_size(path: Path, described: dict[str, int | str]) -> bool:
-    """Whether a file is there and as long as ``describe`` found it; ``check`` also reads it."""
+    """Whether a file is there and as long as ``describe`` found it; unlike ``check`` this does not read it."""
     return path.is_file() and path.stat().st_size == described["bytes"]
 
 
@@ -110,31 +128,32 @@ def check(path: Path, described: dict[str, int | str]) -> None:
     :raises CheckpointError: naming the file, if it is missing, cut off or changed since ``describe``
     """
     with explained(path):
-        if not path.exists():
+        if not path.is_file():
             raise CheckpointError(path, "is missing")
-        if (size := path.stat().st_size) != described["bytes"]:
-            raise CheckpointError(path, f"is damaged: it has {size} bytes instead of {described['bytes']}")
-        if digest(path) != described["sha256"]:
+        if not has_its_size(path, described):
+            raise CheckpointError(path, f"is damaged: it has {path.stat().st_size} bytes instead of {described['bytes']}")
+        if describe(path)["sha256"] != described["sha256"]:
             raise CheckpointError(path, "is damaged: its checksum differs")
 
 
+def link_out_of(folder: Path) -> Path | None:
+    """A link in a folder that leads out of it: what it leads to must not be written or removed for an untrusted run."""
+    paths = (Path(parent, name) for parent, folders, names in os.walk(folder) for name in (*folders, *names))
+    return next((path for path in paths if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())), None)
+
+
 @contextmanager
-def explained_if_full(folder: Path) -> Iterator[None]:
-    """Say which disk is full, in ``CheckpointError``: where a write fails, the operating system names no file."""
+def explained(path: Path, only_full: bool = False) -> Iterator[None]:
+    """
+    Turn what the operating system says about a file into ``CheckpointError``.
+
+    :param path: to name in the error; the system names none where a write fails, or a temporary one
+    :param only_full: only where the disk is full
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL or error.filename is not None:
+        # A ConnectionError is about the pipe to an environment's process
+        if isinstance(error, ConnectionError) or (only_full and error.errno not in FULL):
             raise
-        raise CheckpointError(folder, f"cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about a file into ``CheckpointError``."""
-    try:
-        yield
-    except ConnectionError:
-        raise  # no file: the pipe to an environment's process
-    except OSError as error:
         raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

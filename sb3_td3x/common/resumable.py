@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -18,6 +18,10 @@ from sb3_td3x.common.transitions import cut
 from sb3_td3x.errors import EnvironmentDiedError
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
+
+
+TRANSIENT = ("_on_resume", "_is_stored", "_rows_stored")
+"""Attributes of ``Resumable`` that belong to the process and are not saved."""
 
 
 class StopTraining(Exception):
@@ -38,8 +42,10 @@ class Resumable(OffPolicyAlgorithm):
     """
 
     replay_buffer: ReplayBuffer
-    _on_continue: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
+    only_in_checkpoints: ClassVar[tuple[str, ...]] = ()  # attributes that belong to a run but not to a saved model
+    _on_resume: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
     _is_stored = True  # whether the environments' last step is in the replay buffer
+    _rows_stored = 0  # steps that this process has put into the replay buffer
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -63,7 +69,7 @@ class Resumable(OffPolicyAlgorithm):
         return super().learn(total_timesteps, *args, **kwargs)
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
-        self._on_continue = None  # no earlier: a `learn` that ends with an error before its first step can be called again
+        self._on_resume = None  # no earlier: a `learn` that ends with an error before its first step can be called again
         try:
             return super().collect_rollouts(*args, **kwargs)
         except StopTraining:
@@ -83,6 +89,7 @@ class Resumable(OffPolicyAlgorithm):
         # SB3 keeps it for on-policy algorithms only; a copy, as some environments write into one array at every step
         self._last_episode_starts = np.array(dones)
         self._is_stored = True
+        self._rows_stored += 1
 
     def _setup_learn(
         self,
@@ -92,7 +99,7 @@ class Resumable(OffPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        if reset_num_timesteps and self._on_continue is not None:
+        if reset_num_timesteps and self._on_resume is not None:
             raise ValueError("a model from resume_run goes on with learn(total, ..., resume=True); to begin anew, use load")
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             cut(self.replay_buffer)  # SB3 resets the environments
@@ -101,14 +108,14 @@ class Resumable(OffPolicyAlgorithm):
         self._is_stored = True
         if reset_num_timesteps:
             self.resumptions = []
-        elif self._on_continue is not None:
+        elif self._on_resume is not None:
             if type(noise) is type(self.action_noise):
                 self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
-            self._on_continue(result[1])
+            self._on_resume(result[1])
         return result
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_on_continue", "_is_stored"]
+        return [*super()._excluded_save_params(), *TRANSIENT, *self.only_in_checkpoints]
 
 
 @contextmanager

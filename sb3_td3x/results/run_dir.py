@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sb3_td3x.common import arrays, files, links
+from sb3_td3x.common import files
 from sb3_td3x.common.lock import DRAFT, LOCK
 
 ALGORITHM = "td3x"
@@ -196,14 +196,14 @@ class RunDir:
 
     def leads_out(self, path: Path) -> bool:
         """Whether one of the run's paths is a link to something outside of its folder."""
-        return links.leads_out(path, self.path)
+        return not path.resolve().is_relative_to(self.path.resolve())
 
     def require_own(self, *paths: Path) -> None:
         """
         :param paths: of this run; none stands for everything in its folder
         :raises ValueError: for a link to something outside of the folder
         """
-        found = next(filter(self.leads_out, paths), None) if paths else links.first_out(self.path)
+        found = next(filter(self.leads_out, paths), None) if paths else files.link_out_of(self.path)
         if found is not None:
             raise ValueError(f"{found} leads out of the run's folder: put there what it leads to, or trust the run (--trust)")
 
@@ -219,7 +219,7 @@ class RunDir:
         """
         :raises ValueError: unless the folder is empty or holds what is left of a run that never made a checkpoint
         """
-        if any(self.checkpoints.glob("[!.]*/manifest.json")):
+        if any(self.checkpoints.glob("[!.]*_steps*/")):
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
         if self._content() and not self.settings.exists():
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
@@ -249,7 +249,7 @@ class RunDir:
             first = f": the first comes after {every} steps" if every else ""
             raise ValueError(f"{self.path} has no evaluations yet{first}")
         try:
-            found = arrays.read(self.evaluations)
+            found = files.read_arrays(self.evaluations)
             steps, results = found["timesteps"], found["results"]
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{self.evaluations} cannot be read: {error}") from error

@@ -17,7 +17,7 @@ from sb3_td3x import presets
 from sb3_td3x.common import files
 from sb3_td3x.runs import environments
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run
-from sb3_td3x.checkpoint.rounding import VERSIONS
+from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.runs.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
 from sb3_td3x.common.lock import RunLock, is_held, is_still_held
@@ -183,7 +183,6 @@ def resume(
     steps: float | None = None,
     checkpoint: int | None = None,
     trust: bool = False,
-    drop_damaged: bool = False,
 ) -> Run:
     """
     A run that goes on from its newest checkpoint, with the settings in its folder.
@@ -192,7 +191,6 @@ def resume(
     :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
     :param checkpoint: steps of the checkpoint to go on from; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``, and import the module that the environment's name may have
-    :param drop_damaged: go on without transitions whose file is damaged
     :raises CheckpointError: if there is none, or it is damaged
     :raises RunLockedError: if another process writes there
     :raises ValueError: if nothing is left to do
@@ -217,7 +215,7 @@ def resume(
             )  # fmt: skip
         evaluation, env = _environments(resources, experiment, entry, folder, append=True)
         model: TD3X = resume_run(
-            folder.checkpoints, env, checkpoint=checkpoint, trust=trust, drop_damaged=drop_damaged, device=experiment.device
+            folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=experiment.device
         )
         if entry["n_timesteps"] != planned:
             _note_new_length(folder, entry, planned, found.steps)
@@ -302,7 +300,7 @@ def train(
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with run.resources:
         try:
-            with files.explained_if_full(run.folder.path), stopping_on_signal(checkpoint.save_and_stop):
+            with files.explained(run.folder.path, only_full=True), stopping_on_signal(checkpoint.save_and_stop):
                 every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
                 run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
         except BaseException as error:

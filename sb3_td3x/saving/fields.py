@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x.common import validation
+from sb3_td3x.common.resumable import TRANSIENT
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
 from sb3_td3x.saving import plain, safe_pickle
 from sb3_td3x.saving.model_zip import ModelFile
@@ -26,8 +27,7 @@ DERIVED = (
     "_loading",
     "_is_refilling",
     "_maker",
-    "_on_continue",
-    "_is_stored",
+    *TRANSIENT,
     "_pace",
     "_statistics",
 )

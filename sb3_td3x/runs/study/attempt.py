@@ -45,14 +45,14 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
 
 def train_td3x(run: StudyRun, path: Path) -> bool:
     """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
-    saved = Store(RunDir(path, run.env).checkpoints).checkpoints()
-    if saved and saved[-1].is_finished:
+    store = Store(RunDir(path, run.env).checkpoints)
+    if store.is_finished():
         return True
-    if saved:
+    if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
         environments.require_registered(run.env)  # the study's file names it, not the run's folder
         if difference := _difference(run, path):
             raise ValueError(difference)
-    prepared = experiment.resume(RunDir.open(path)) if saved else experiment.prepare(experiment_of(run), path)
+    prepared = experiment.resume(RunDir.open(path)) if store.holds_any() else experiment.prepare(experiment_of(run), path)
     print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
     return experiment.train(prepared)
 
@@ -88,7 +88,7 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     path, table = folder.run(run), folder.table(run)
-    if Store(RunDir(path, run.env).checkpoints).checkpoints():
+    if Store(RunDir(path, run.env).checkpoints).holds_any():
         if difference := _difference(run, path):
             also = f" and its table {table}" if folder.is_finished(run) else ""
             raise ValueError(f"{difference}: take another --out, or remove that folder{also}")

@@ -228,14 +228,15 @@ def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_pat
     assert str(run.folder.last_model) in str(raised.value.__cause__)
 
 
-def test_a_full_disk_is_told_with_the_run_where_the_system_names_no_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", [(), (".last_model.0123.partial.zip",)], ids=["no file", "a hidden file"])
+def test_a_full_disk_is_reported_with_the_run(file, tmp_path, monkeypatch):
     run = prepared(tmp_path, "Pendulum-v1", steps=300)
 
     def fill_the_disk(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", *file)
 
     monkeypatch.setattr(run.model, "learn", fill_the_disk)
-    with pytest.raises(CheckpointError, match=rf"{re.escape(str(run.folder.path))} cannot be written: No space left"):
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(run.folder.path))} cannot be read or written: No space left"):
         experiment.train(run)
 
 

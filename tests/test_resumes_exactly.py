@@ -26,7 +26,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled, precision
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, poison_generators, run_twice, seeded

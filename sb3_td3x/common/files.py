@@ -98,10 +98,10 @@ def remove_folder(path: Path) -> None:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     :return: the arrays of an npz file
-    :raises ValueError: if it is damaged or holds objects, which numpy would unpickle
+    :raises ValueError: if it is damaged or holds objects, which numpy does not unpickle unless told to
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
     except OSError:
         raise

@@ -10,7 +10,7 @@ from sb3_td3x import TD3X, ModelFileError, NonFiniteError
 from sb3_td3x.td3x import compiled
 from sb3_td3x.td3x.gradient_step import UpdateSettings, clipped
 from tests.tools import SMALL, feed, largest_difference, model, random_batch, weights, without_output
-from tests.zips import with_fields
+from tests.zips import with_attributes
 
 GOLDEN = Path(__file__).parent / "golden"
 SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
@@ -108,7 +108,7 @@ def test_what_bounds_nothing_is_refused_also_when_edited(bad):
 def test_it_is_saved_and_a_file_from_before_has_none(tmp_path, monkeypatch):
     model(max_grad_norm=0.5).save(tmp_path / "model")
     assert TD3X.load(tmp_path / "model").max_grad_norm == 0.5
-    (tmp_path / "bad.zip").write_bytes(with_fields((tmp_path / "model.zip").read_bytes(), max_grad_norm="small"))
+    (tmp_path / "bad.zip").write_bytes(with_attributes((tmp_path / "model.zip").read_bytes(), max_grad_norm="small"))
     with pytest.raises(ModelFileError, match="max_grad_norm"):
         TD3X.load(tmp_path / "bad")
     monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "max_grad_norm", 1.0)

@@ -1,5 +1,8 @@
 """Small environments and helpers that several tests share."""
 
+import math
+from collections import deque
+
 import gymnasium as gym
 import numpy as np
 import torch as th
@@ -115,3 +118,28 @@ def without_constructor(kind, **attributes):
     made = object.__new__(kind)
     made.__dict__.update(attributes)
     return made
+
+
+def equal(left, right):
+    """Equal in type and value, deeply."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, th.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and equal(left.tolist(), right.tolist())
+    if isinstance(left, np.ndarray):
+        is_alike = left.dtype == right.dtype and left.shape == right.shape
+        return is_alike and equal(left.tolist(), right.tolist())
+    if isinstance(left, float):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    if isinstance(left, (list, tuple, deque)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    if isinstance(left, dict):  # an OrderedDict too
+        return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, spaces.Space):  # without the texts that gymnasium makes when a space is first printed
+        attributes = [{key: value for key, value in sorted(vars(s).items()) if "_repr" not in key} for s in (left, right)]
+        return left == right and equal(*attributes)
+    if isinstance(left, np.random.Generator):
+        return equal(left.bit_generator.state, right.bit_generator.state)
+    if isinstance(left, th.Generator):
+        return th.equal(left.get_state(), right.get_state())
+    return equal(vars(left), vars(right)) if hasattr(left, "__dict__") and not isinstance(left, type) else left == right

@@ -1,11 +1,12 @@
-"""Changing model zips as an attacker or an accident would."""
+"""Changing saved models as an attacker or an accident would."""
 
 import base64
 import io
 import json
+import pickle
 import zipfile
 
-from sb3_td3x.saving import model_zip
+import torch as th
 
 
 def members(content):
@@ -13,41 +14,39 @@ def members(content):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def packed(parts):
-    """A zip of members, given as a table or as pairs."""
+def packed(parts, compression=zipfile.ZIP_STORED):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in parts.items() if isinstance(parts, dict) else parts:
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in parts.items():
             archive.writestr(name, content)
     return file.getvalue()
 
 
-def signed(parts):
-    """Members with the checksums put right, as whoever changes a zip on purpose would."""
-    plain = json.loads(parts[model_zip.PLAIN])
-    plain["sha256"] = {name: model_zip._sha256(content) for name, content in parts.items() if name != model_zip.PLAIN}
-    plain.pop("own sha256", None)
-    plain["own sha256"] = model_zip._sha256(model_zip._canonical(plain))
-    return {**parts, model_zip.PLAIN: json.dumps(plain).encode()}
-
-
 def with_attributes(content, **attributes):
-    """A zip with other attributes in SB3's JSON; bytes are taken as a pickle."""
+    """A saved model with other attributes. Bytes are taken as a pickle; what JSON cannot hold is pickled, as SB3 does."""
     parts = members(content)
     data = json.loads(parts["data"])
     for name, value in attributes.items():
-        pickled = {":type:": "?", ":serialized:": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-        data[name] = pickled
-    parts["data"] = json.dumps(data).encode()
-    return packed(signed(parts) if model_zip.PLAIN in parts else parts)
+        try:
+            json.dumps(value)
+            data[name] = value
+        except TypeError:
+            pickled = value if isinstance(value, bytes) else pickle.dumps(value)
+            data[name] = {":type:": "?", ":serialized:": base64.b64encode(pickled).decode()}
+    return packed({**parts, "data": json.dumps(data).encode()})
 
 
-def with_fields(content, **fields):
-    """A zip with other attributes, encoded, in our own JSON (and some value in SB3's)."""
+def with_pickle(content, attack):
+    """A file of ``torch.save`` with another pickle inside."""
     parts = members(content)
-    plain, data = json.loads(parts[model_zip.PLAIN]), json.loads(parts["data"])
-    for name, value in fields.items():
-        plain["fields"][name] = value
-        data.setdefault(name, None)
-    parts |= {model_zip.PLAIN: json.dumps(plain).encode(), "data": json.dumps(data).encode()}
-    return packed(signed(parts))
+    name = next(name for name in parts if name.endswith("data.pkl"))
+    return packed({**parts, name: attack})
+
+
+def with_tensors(content, member, change):
+    """A saved model with a change in one of its files of tensors."""
+    parts = members(content)
+    state, file = th.load(io.BytesIO(parts[member]), weights_only=True), io.BytesIO()
+    change(state)
+    th.save(state, file)
+    return packed({**parts, member: file.getvalue()})

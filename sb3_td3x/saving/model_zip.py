@@ -1,132 +1,290 @@
-"""A model's zip as an archive: what it must hold, how large that may be, and saying clearly what is wrong with it."""
+"""
+Saved models: the zip that SB3 writes, read without running code of whoever made it.
 
-import hashlib
+SB3 writes attributes as JSON, pickling those that JSON cannot hold, and tensors with ``torch.save``. Here all of them go
+through ``safe_pickle``. What came out is written into a new zip, and that is the one which SB3's ``load`` reads.
+"""
+
+import base64
+import copy
+import inspect
 import io
 import json
+import numbers
 import pathlib
-import pickle
-import re
 import zipfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
-from sb3_td3x.errors import ModelFileError
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.save_util import open_path, recursive_getattr, save_to_zip_file
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import get_device, get_system_info
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+from stable_baselines3.td3.policies import TD3Policy
+
+from sb3_td3x.common import files, validation
+from sb3_td3x.errors import ModelFileError, UntrustedModelError
+from sb3_td3x.saving import safe_pickle
+from sb3_td3x.saving.safe_pickle import NotAllowed
 
 FORMAT_VERSION = 1
-"""Written into every zip; raised when a newer program's zip could no longer be read by an older one."""
+"""Written into every saved model; raised when an older program can no longer read what a newer one writes."""
 
-BEFORE: dict[str, Any] = {
-    "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None,
-}  # fmt: skip
-"""What a program did that did not have these keywords: for zips without them, whatever today's default is."""
-
-PLAIN = "td3x.json"
-"""Our own member beside SB3's: the attributes as plain JSON. A zip without it is SB3's, or of an early TD3X."""
+SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None}
+"""The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
 
 TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
-MEMBERS = ("data", *TENSORS)
-OTHER_MEMBERS = (PLAIN, "pytorch_variables.pth", "_stable_baselines3_version", "system_info.txt")
-
-MAX_JSON = 64 * 2**20
-"""Bytes of one JSON member. A usual model's have 20 kB; ``_last_obs`` of many environments with images is the largest part."""
-
 MAX_RATIO = 20
-"""How many times the file's own size its members may declare to have. SB3 and torch store without compression."""
+"""How many times the file's own size its members may declare to have."""
 
-_TORCH_MEMBER = re.compile(
-    r"[^/]+/(data\.pkl|version|byteorder|\.format_version|\.storage_alignment|data/\d+|\.data/serialization_id)"
-)
+NOT_FOR_LOAD = {"policy", "env", "_init_setup_model"}
+"""Arguments of the constructor that ``load`` does not take as keywords; it has an ``env`` of its own."""
+EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
+"""Options of an optimizer that say how its step is computed: this model's stay when saved states are loaded."""
 
-_FAULTS = (
-    RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, EOFError,
-    pickle.UnpicklingError, zipfile.BadZipFile,
-)  # fmt: skip
+_NUMBER, _FLAG, _COUNT = (numbers.Real,), (bool,), (numbers.Integral,)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("policy_kwargs", "replay_buffer_kwargs"), (dict,)),
+    "observation_space": (spaces.Space,),
+    "action_space": (spaces.Box,),
+    "action_noise": (ActionNoise, numbers.Real, type(None)),
+    "noise_generator": (np.ndarray,),
+    **dict.fromkeys(("ep_info_buffer", "ep_success_buffer"), (deque, type(None))),
+    **dict.fromkeys(
+        ("n_envs", "verbose", "num_timesteps", "_n_updates", "_episode_num", "_num_timesteps_at_start", "_stats_window_size",
+         "sde_sample_freq"), _COUNT),
+    **dict.fromkeys(("_total_timesteps", "learning_starts", "start_time", "_current_progress_remaining"), _NUMBER),
+    "_learning_starts_request": (numbers.Real, str),
+    **dict.fromkeys(("use_sde", "optimize_memory_usage", "_replay_buffer_is_automatic"), _FLAG),
+    "resumptions": (list,),
+}  # fmt: skip
+"""What attributes must be that the checks of settings do not look at."""
+
+_FAULTS = (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, EOFError, zipfile.BadZipFile)
 
 PathOrFile = str | pathlib.Path | io.BufferedIOBase
+
+
+class DoesNotFit(ModelFileError, RuntimeError):
+    """Tensors of another network or optimizer; a ``RuntimeError`` too, as torch raises for them."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
     """
-    A zip whose directory and JSON are in order; nothing is unpickled.
+    A saved model, of which nothing has been unpickled.
 
     :param name: for errors
-    :param content: all of it, so that what was checked is what is read
-    :param data: SB3's member ``data``: plain values as they are, a description of everything else
-    :param plain: our member ``td3x.json``, ``None`` if there is none
+    :param content: of the whole file
+    :param attributes: SB3's member ``data``: plain values as they are, a description with the pickle of everything else
+    :param members: the tensors and the description of the system that saved them, by name
     """
 
     name: str
     content: bytes
-    data: dict[str, Any]
-    plain: dict[str, Any] | None
+    attributes: dict[str, Any]
+    members: dict[str, bytes]
 
-    def open(self) -> io.BytesIO:
-        return io.BytesIO(self.content)
+    def tensors(self) -> dict[str, Any]:
+        """
+        The state dicts by the names that ``set_parameters`` takes.
 
-    def member(self, name: str) -> bytes | None:
-        """One member's content, ``None`` if there is none of that name."""
-        with zipfile.ZipFile(self.open()) as archive:
-            return archive.read(name) if name in archive.namelist() else None
+        :raises ModelFileError: naming the member that is damaged or holds something else than tensors
+        """
+        states = {}
+        for member in filter(lambda name: name.endswith(".pth"), self.members):
+            try:
+                states[member.removesuffix(".pth")] = safe_pickle.load_tensors(self.members[member])
+            except (NotAllowed, ModelFileError) as error:
+                raise ModelFileError(f"{self.name} cannot be loaded: {member}: {error}") from error
+        if states.pop("pytorch_variables", None):
+            raise ModelFileError(f"{self.name} cannot be loaded: it has tensors beside the networks")
+        return states
 
 
-def read(path: PathOrFile, strict: bool = True) -> ModelFile:
+def load(
+    sb3_load: Callable[..., Any],
+    cls: type,
+    path: PathOrFile,
+    env: GymEnv | None,
+    device: th.device | str,
+    custom_objects: dict[str, Any] | None,
+    print_system_info: bool,
+    force_reset: bool,
+    trust: bool,
+    changes: dict[str, Any],
+) -> Any:
     """
-    Read a model's zip and check it.
+    The body of ``TD3X.load``, whose parameters these are.
 
-    :param strict: also refuse members that no model has, and members and tensors that would take far more memory
-        than the file has bytes
+    :param sb3_load: SB3's ``load``, bound to the class
+    :param cls: the class of the model to make
+    :param changes: attributes to change
+    """
+    file = read(path)
+    given = dict(custom_objects or {})
+    _check_changes(cls, changes, file)
+    # The caller cannot be at fault who has given nothing
+    is_files_fault = not trust and env is None and not changes and not given
+    saved, source = (file.attributes, file.content) if trust else _checked(file, cls, given, changes)
+    buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
+    if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
+        raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
+    learning_starts, window = changes.get("learning_starts", given.get("learning_starts")), changes.get("stats_window_size")
+    if print_system_info:
+        print("== CURRENT SYSTEM INFO ==")  # noqa: T201  # SB3's lines
+        get_system_info()
+        saved_info = file.members.get("system_info.txt", b"").decode(errors="replace")
+        print("== SAVED MODEL SYSTEM INFO ==", *map(ascii, saved_info.splitlines()), sep="\n")  # noqa: T201
+    with explained_errors(file.name, everything=is_files_fault), th.random.fork_rng(devices=[]):
+        model = sb3_load(
+            io.BytesIO(source),
+            env,
+            get_device(device),
+            given if trust else saved,  # what is given SB3 does not unpickle
+            force_reset=force_reset,
+            _loading=True,
+            **_with_consequences(changes, saved),
+        )
+        state, model.noise_generator = model.noise_generator, th.Generator()
+        if isinstance(state, np.ndarray):
+            model.noise_generator.set_state(th.from_numpy(state.copy()))
+    del model._loading
+    if learning_starts is not None:
+        model.learning_starts = learning_starts
+    if window is not None:
+        model._stats_window_size = validation.whole("stats_window_size", window, minimum=1)
+        for name in ("ep_info_buffer", "ep_success_buffer"):
+            setattr(model, name, deque(getattr(model, name) or (), maxlen=model._stats_window_size))
+    if changes.get("seed") is not None:
+        model.set_random_seed(model.seed)
+    elif "noise_generator" not in saved:
+        model._seed_noise(model.seed)
+    return model
+
+
+def save(
+    sb3_save: Callable[..., None],
+    model: Any,
+    policy_class: type,
+    path: PathOrFile,
+    exclude: Iterable[str] | None,
+    include: Iterable[str] | None,
+) -> None:
+    """
+    The body of ``TD3X.save``. A process that is killed meanwhile leaves the file that was there.
+
+    :param sb3_save: SB3's ``save``, bound to the model
+    :param policy_class: named in the file: SB3's, where its networks are the same, so that SB3 can read the file
+    """
+    zipped = io.BytesIO()
+    replaced = model.policy_class, model.noise_generator
+    model.policy_class, model.noise_generator = policy_class, model.noise_generator.get_state().numpy()
+    try:
+        sb3_save(zipped, exclude, include)
+    finally:
+        model.policy_class, model.noise_generator = replaced
+    if not isinstance(path, (str, pathlib.Path)):
+        open_path(path, "w", verbose=0).write(zipped.getbuffer())
+        return
+    path = pathlib.Path(path)
+    path = path if path.suffix else pathlib.Path(f"{path}.zip")  # as SB3 names it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as partial:
+        partial.write_bytes(zipped.getbuffer())
+
+
+def set_parameters(
+    sb3_set_parameters: Callable[..., None], model: Any, source: Any, exact_match: bool, device: th.device | str
+) -> None:
+    """
+    The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken.
+
+    :param sb3_set_parameters: SB3's ``set_parameters``, bound to the model
+    """
+    if not isinstance(source, dict):
+        source = read(source).tensors()
+    names = model._get_torch_save_params()[0]
+    if exact_match and source.keys() != set(names):
+        raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
+    for name in source:
+        try:
+            holder = recursive_getattr(model, name)
+        except AttributeError:
+            holder = None
+        if not isinstance(holder, (th.nn.Module, th.optim.Optimizer)):
+            raise DoesNotFit(f"the model has no network or optimizer {name!r}{validation.did_you_mean(name, names)}")
+    before = copy.deepcopy(model.get_parameters())
+    try:
+        sb3_set_parameters(source, exact_match, device)
+        for name in set(names) & source.keys():
+            if isinstance(holder := recursive_getattr(model, name), th.optim.Optimizer):
+                _check_optimizer(name, holder, before[name]["param_groups"])
+    except Exception as error:
+        sb3_set_parameters(before, True, device)
+        raise DoesNotFit(f"the parameters do not fit the model: {error}") from error
+
+
+def read(path: PathOrFile) -> ModelFile:
+    """
+    Read a saved model as far as that unpickles nothing.
+
     :raises FileNotFoundError: if there is no such file
     :raises ModelFileError: if it is damaged, another algorithm's, or of a newer format
     """
     name = name_of(path)
-    content = _content(path)
+    with opened(path, suffix="zip") as file:
+        content = file.read()
     with explained_errors(name, everything=True), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        _require_members(archive, name)
-        if strict:
-            _require_modest(archive, len(content), name)
-            for member in archive.namelist():
-                if member.endswith((".pth", ".pt")):
-                    require_tensors(archive.read(member), f"{name}: {member}")
-        if (damaged := archive.testzip()) is not None:
-            raise ModelFileError(f"{name} is damaged: its member {damaged!r} fails its checksum")
-        data = _json(archive, "data", name)
-        _require_known_format(data, name)
-        plain = _json(archive, PLAIN, name) if PLAIN in archive.namelist() else None
-        if plain is not None and strict:
-            _require_unchanged(archive, plain, name)
-    return ModelFile(name, content, data, plain)
+        if missing := sorted({"data", *TENSORS} - set(archive.namelist())):
+            raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
+        if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
+            raise ModelFileError(f"{name} is compressed in a way that saved models are not")
+        declared = sum(member.file_size for member in archive.infolist())
+        if declared > MAX_RATIO * len(content):
+            raise ModelFileError(f"{name} has {len(content)} bytes and would unpack to {declared}")
+        members = {member: archive.read(member) for member in archive.namelist()}
+        attributes = json.loads(members.pop("data"))
+        if not isinstance(attributes, dict) or "policy_delay" not in attributes:
+            raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3")
+        version = attributes.get("format_version", FORMAT_VERSION)
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise ModelFileError(f"{name} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it")
+    return ModelFile(name, content, attributes, members)
 
 
-def with_plain(zipped: io.BytesIO, fields: dict[str, Any], untrusted: dict[str, str]) -> None:
+@contextmanager
+def opened(path: PathOrFile, suffix: str) -> Iterator[BinaryIO]:
     """
-    Add our own member to a zip that SB3 wrote.
+    A file to read.
 
-    :param zipped: the zip, changed in place
-    :param fields: attributes as ``plain.encode`` gives them
-    :param untrusted: attributes that it refuses, with what they hold
+    :param suffix: appended to the name of a file that is not there, as SB3 does
+    :raises FileNotFoundError: if there is no such file
+    :raises ModelFileError: for a folder, a pipe or a device: opening or reading one may never end
     """
-    with zipfile.ZipFile(zipped, "a") as archive:
-        checksums = {member: _sha256(archive.read(member)) for member in archive.namelist()}
-        plain = {"fields": fields, "untrusted": untrusted, "sha256": checksums}
-        archive.writestr(PLAIN, json.dumps({**plain, "own sha256": _sha256(_canonical(plain))}, allow_nan=False))
+    if isinstance(path, io.IOBase):
+        path.seek(0)
+        yield path
+        return
+    path = pathlib.Path(path)
+    path = path if path.exists() else path.with_name(f"{path.name}.{suffix}")
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is not a file")
+    with path.open("rb") as file:
+        yield file
 
 
-def require_tensors(content: bytes, name: str) -> None:
-    """
-    Check the archive that ``torch.save`` wrote, before torch reads it.
-
-    :raises ModelFileError: for a member that ``torch.save`` does not write (TorchScript's among them), for a
-        compressed one, and for torch's format of before 2020
-    """
-    with explained_errors(name, everything=True), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for member in archive.infolist():
-            if not _TORCH_MEMBER.fullmatch(member.filename):
-                raise ModelFileError(f"{name} has a member {member.filename!r} that no file of tensors has")
-            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
-                raise ModelFileError(f"{name} is compressed, which torch's files are not")
+def name_of(path: Any) -> str:
+    """A file's name for errors."""
+    return str(path) if isinstance(path, (str, pathlib.Path)) else "the file"
 
 
 @contextmanager
@@ -135,8 +293,8 @@ def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
     Turn what reading a bad file raises into ``ModelFileError``.
 
     :param name: of the file
-    :param everything: whatever is raised is the file's fault; otherwise a ``ValueError`` or ``AssertionError`` may come
-        from what the caller has given, and is left
+    :param everything: whatever is raised is the file's fault; otherwise a ``ValueError`` or ``AssertionError`` may come from
+        what the caller has given, and is left
     """
     faults = (Exception,) if everything else _FAULTS
     try:
@@ -149,68 +307,125 @@ def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
         raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def name_of(path: Any) -> str:
-    return str(path) if isinstance(path, (str, pathlib.Path)) else "the file"
+def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
+    """Check the keywords of ``load``: SB3 would set any attribute, and learning would ignore a misspelled one."""
+    known = set(file.attributes)
+    for parent in cls.__mro__:  # with the arguments that a subclass passes on as ``**kwargs``
+        if "__init__" in vars(parent):
+            arguments = inspect.signature(parent).parameters.values()
+            known |= {argument.name for argument in arguments}
+            if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+                break
+    known -= NOT_FOR_LOAD
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"{cls.__name__} has no {name!r} to load with{validation.did_you_mean(name, known)}")
+    saved = file.attributes.get("n_quantiles", SB3_VALUES["n_quantiles"])
+    if changes.get("n_quantiles", saved) not in (saved, validation.AUTO):
+        raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {saved}")
 
 
-def _content(path: PathOrFile) -> bytes:
-    """SB3's rule: ``.zip`` is appended to the name of a file that is not there."""
-    if isinstance(path, io.IOBase):
-        path.seek(0)
-        return path.read()
-    plain = pathlib.Path(path)
-    return (plain if plain.exists() else plain.with_name(f"{plain.name}.zip")).read_bytes()
+def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """
+    Read a saved model through the allow-list.
+
+    :return: the attributes, and a zip for SB3 with their names and the tensors
+    :raises UntrustedModelError: naming an attribute that is not on the allow-list, and what it holds
+    :raises ModelFileError: for attributes that a model does not have, or of another type
+    """
+    attributes: dict[str, Any] = {}
+    excluded = object.__new__(cls)._excluded_save_params()  # as ``env`` a string would import the module that it names
+    for name, value in file.attributes.items():
+        if name in excluded or callable(getattr(cls, name, None)):
+            raise ModelFileError(
+                f"{file.name} sets {name}, which is no saved attribute of a model: if it is yours, saved with include=, "
+                "load it with trust=True"
+            )
+        if name in given or name == "lr_schedule":  # SB3 saves the schedule and makes it anew from ``learning_rate``
+            attributes[name] = given.get(name)
+            continue
+        try:
+            attributes[name] = _attribute(value)
+            if name not in changes:
+                _check_type(name, attributes[name])
+        except NotAllowed as error:
+            if name not in changes:
+                raise UntrustedModelError(name, str(error), file.name) from error
+            attributes[name] = changes[name]
+        except Exception as error:
+            raise ModelFileError(f"{file.name} cannot be loaded: attribute {name}: {error}") from error
+    zipped = io.BytesIO()
+    save_to_zip_file(zipped, data=dict.fromkeys(attributes), params=file.tensors())
+    return attributes, zipped.getvalue()
 
 
-def _require_members(archive: zipfile.ZipFile, name: str) -> None:
-    names = archive.namelist()
-    missing = sorted(set(MEMBERS) - set(names))
-    if missing:
-        raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
-    if len(names) != len(set(names)):
-        raise ModelFileError(f"{name} is damaged: it has two members of one name")
+def _attribute(value: Any) -> Any:
+    """An attribute from SB3's JSON."""
+    if not isinstance(value, dict) or ":serialized:" not in value:
+        return value
+    return safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
 
 
-def _require_modest(archive: zipfile.ZipFile, size: int, name: str) -> None:
-    extra = sorted(set(archive.namelist()) - {*MEMBERS, *OTHER_MEMBERS})
-    if extra:
-        raise ModelFileError(f"{name} has a member {extra[0]!r} that no TD3 model has")
-    declared = sum(member.file_size for member in archive.infolist())
-    if declared > MAX_RATIO * size:
-        raise ModelFileError(f"{name} has {size} bytes and would unpack to {declared}: more than {MAX_RATIO} times as many")
+def _check_type(name: str, value: Any) -> None:
+    fits = True
+    if name in _TYPES:
+        fits = isinstance(value, _TYPES[name])
+    elif name == "policy_class":
+        fits = isinstance(value, str) or (isinstance(value, type) and issubclass(value, TD3Policy))
+    elif name == "replay_buffer_class":
+        fits = value is None or (isinstance(value, type) and issubclass(value, ReplayBuffer))
+    elif name in validation.CHECKS:
+        fits = not isinstance(value, type)  # which would be called as a schedule
+        validation.CHECKS[name](name, value)
+    if not fits:
+        raise ModelFileError(f"it is {safe_pickle.described(value)}")
 
 
-def _json(archive: zipfile.ZipFile, member: str, name: str) -> dict[str, Any]:
-    if archive.getinfo(member).file_size > MAX_JSON:
-        raise ModelFileError(f"{name}: {member} has more than {MAX_JSON} bytes")
-    data = json.loads(archive.read(member))
-    if not isinstance(data, dict):
-        raise ModelFileError(f"{name}: {member} is not a table of attributes")
-    return data
+def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The attributes to change, with those that follow from them and from what the file has or lacks."""
+    changes = {name: value for name, value in changes.items() if name not in ("learning_starts", "stats_window_size")}
+    if "replay_buffer_class" in changes:
+        changes["_replay_buffer_is_automatic"] = changes["replay_buffer_class"] is None
+    else:
+        unless_saved = True if {"n_steps", "prioritization"} & changes.keys() else None
+        changes.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", unless_saved))
+    if "replay_buffer_kwargs" in changes:
+        changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
+    if changes.get("n_quantiles") == validation.AUTO:
+        changes["n_quantiles"] = saved.get("n_quantiles", SB3_VALUES["n_quantiles"])
+    # SB3's files hold the number of steps alone: that is what the program did, whatever today's default is
+    request = saved.get("_learning_starts_request", saved.get("learning_starts", validation.AUTO))
+    missing = {name: value for name, value in SB3_VALUES.items() if name not in saved}
+    return {**missing, **changes, "_learning_starts_request": request}
 
 
-def _require_known_format(data: dict[str, Any], name: str) -> None:
-    if "policy_delay" not in data:
-        raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3")
-    version = data.get("format_version", FORMAT_VERSION)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise ModelFileError(f"{name} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it")
+def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """
+    Check the state that an optimizer was given, which torch checks only when it makes a step.
+
+    :param groups: the options that it had before
+    """
+    for before, group in zip(groups, optimizer.param_groups, strict=True):
+        group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
+        for option in before.keys() - {"params"}:
+            if not _is_alike(group.get(option), before[option]):
+                raise ModelFileError(f"{name} has another kind of {option} than the model's {before[option]!r}")
+    for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, th.Tensor):
+            raise ModelFileError(f"{name} has a state for a parameter that it does not list")
+        for key, value in values.items():
+            if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
+                raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")
+            if not isinstance(value, (th.Tensor, int, float, type(None))):
+                raise ModelFileError(f"{name} has {safe_pickle.described(value)} as {key}")
 
 
-def _require_unchanged(archive: zipfile.ZipFile, plain: dict[str, Any], name: str) -> None:
-    """The members are those that were written together. This finds damage, not fraud: anybody can compute a checksum."""
-    own = {key: value for key, value in plain.items() if key != "own sha256"}
-    if own.keys() != {"fields", "untrusted", "sha256"} or plain.get("own sha256") != _sha256(_canonical(own)):
-        raise ModelFileError(f"{name} is damaged: {PLAIN} is not as it was written")
-    written = {member: _sha256(archive.read(member)) for member in archive.namelist() if member != PLAIN}
-    if written != own["sha256"]:
-        changed = sorted({*written.items()} ^ {*own["sha256"].items()})
-        raise ModelFileError(f"{name} is damaged: {changed[0][0]} is not the one that was written with {PLAIN}")
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _is_alike(value: Any, other: Any) -> bool:
+    """Whether two options of an optimizer are of one kind: numbers, switches that may be None, or tuples of such."""
+    if isinstance(other, (tuple, list)):
+        return isinstance(value, (tuple, list)) and len(value) == len(other) and all(map(_is_alike, value, other))
+    if other is None or isinstance(other, bool):
+        return value is None or isinstance(value, bool)
+    if isinstance(value, th.Tensor):
+        return value.numel() == 1
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,33 +1,23 @@
 """Loading models and replay buffers: what ``load`` needs to be told, and what it must not change."""
 
-import inspect
 import io
-import json
 import pathlib
 import warnings
-import zipfile
-from collections import deque
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.save_util import load_from_zip_file, open_path, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv, TensorDict
-from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x.common import buffers, files, validation
+from sb3_td3x.common import buffers, validation
 from sb3_td3x.common.transitions import AUTOMATIC_CLASSES, can_sample, check_fits, cut, stored_transitions
-from sb3_td3x.errors import ModelFileError
-from sb3_td3x.saving import fields, model_zip, parameters
+from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_buffer
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.exploration import Exploring
-
-NOT_AFTER_IT_IS_BUILT = {"policy", "env", "_init_setup_model"}
-"""Arguments of the constructor alone; ``load`` has an ``env`` of its own."""
 
 PATIENCE = 10
 """How many times the transitions that updates need may be stored without the end of an episode before a warning."""
@@ -81,37 +71,9 @@ class Loadable(Exploring):
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
         :raises TypeError: for an attribute that there is not
         """
-        file = model_zip.read(path, strict=not trust)
-        _require_known(cls, kwargs, file)
-        # Nothing that the caller gives can be at fault when nothing is given
-        blameless = not trust and env is None and not kwargs and not custom_objects
-        kwargs["n_quantiles"] = n_quantiles = _n_quantiles(file, kwargs)
-        device = get_device(device)
-        given = dict(custom_objects or {})
-        saved = file.data
-        if not trust:
-            with model_zip.explained_errors(file.name, everything=True):
-                saved = fields.decoded(file, cls, given, kwargs)
-            given = saved  # an attribute that is given is not unpickled by SB3: these are all that the file has
-            if "policy_class" not in (custom_objects or {}):
-                _require_size(file, saved, n_quantiles)
-        if env is None:
-            _require_no_hindsight(kwargs.get("replay_buffer_class", saved.get("replay_buffer_class")))
-        replaced = (custom_objects or {}).get("learning_starts")
-        request, window = kwargs.pop("learning_starts", replaced), kwargs.pop("stats_window_size", None)
-        kwargs = _completed(kwargs, saved)
-        with model_zip.explained_errors(file.name, everything=blameless), th.random.fork_rng(devices=[]):
-            model = super().load(file.open(), env, device, given, print_system_info, force_reset, _loading=True, **kwargs)
-        del model._loading
-        if request is not None:
-            model.learning_starts = request
-        if window is not None:
-            model._remember_episodes(validation.whole("stats_window_size", window, minimum=1))
-        if kwargs.get("seed") is not None:
-            model.set_random_seed(model.seed)
-        elif "noise_generator" not in saved:
-            model._seed_noise(model.seed)
-        return model
+        return model_zip.load(
+            super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
+        )
 
     def save(
         self,
@@ -129,23 +91,8 @@ class Loadable(Exploring):
         :param exclude: attributes to leave out
         :param include: attributes to save that are left out otherwise
         """
-        zipped, own_class = io.BytesIO(), self.policy_class
-        self.policy_class = policies.class_for_sb3(own_class, self.policy_kwargs, self.n_quantiles)
-        try:
-            super().save(zipped, exclude, include)
-        finally:
-            self.policy_class = own_class
-        with zipfile.ZipFile(zipped, "a") as archive:
-            names = json.loads(archive.read("data"))
-        model_zip.with_plain(zipped, *fields.encoded({name: self.__dict__[name] for name in names}))
-        _write_whole(path, zipped.getbuffer())
-
-    def _remember_episodes(self, count: int) -> None:
-        """For the logged averages."""
-        self._stats_window_size = count
-        for name in ("ep_info_buffer", "ep_success_buffer"):
-            if (known := getattr(self, name)) is not None:
-                setattr(self, name, deque(known, maxlen=count))
+        policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
+        model_zip.save(super().save, self, policy_class, path, exclude, include)
 
     def set_parameters(
         self,
@@ -162,27 +109,7 @@ class Loadable(Exploring):
         :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
         :raises ValueError: for a name that the model does not have, or one that is missing
         """
-        given: Any = load_path_or_dict
-        if not isinstance(given, dict):
-            file = model_zip.read(given)
-            with model_zip.explained_errors(file.name, everything=True):
-                _, given, _ = load_from_zip_file(file.open(), load_data=False, device=device)
-        names = self._get_torch_save_params()[0]
-        if exact_match and given.keys() != set(names):
-            raise ValueError(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, given))}")
-        parameters.require_fit(given, {name: self._holder(name) for name in given}, is_whole=exact_match)
-        super().set_parameters(given, exact_match, device)
-
-    def _holder(self, name: str) -> th.nn.Module | th.optim.Optimizer:
-        """Of a state dict of ``set_parameters``."""
-        try:
-            found = recursive_getattr(self, name)
-        except AttributeError:
-            found = None
-        if not isinstance(found, (th.nn.Module, th.optim.Optimizer)):
-            near = validation.did_you_mean(name, self._get_torch_save_params()[0])
-            raise ValueError(f"the model has no network or optimiser {name!r}{near}")
-        return found
+        model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match, device)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
@@ -255,81 +182,3 @@ class Loadable(Exploring):
             }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
         self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
-
-
-def _require_known(cls: type, given: Iterable[str], file: model_zip.ModelFile) -> None:
-    """SB3 would set any attribute, and learning would go on as if the misspelt one had not been given."""
-    known = (_constructor_arguments(cls) | file.data.keys()) - NOT_AFTER_IT_IS_BUILT
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{cls.__name__} has no {name!r} to load with{validation.did_you_mean(name, known)}")
-
-
-def _constructor_arguments(cls: type) -> set[str]:
-    """By name, with those that a subclass passes on as ``**kwargs``."""
-    names: set[str] = set()
-    for one in cls.__mro__:
-        if "__init__" in vars(one):
-            found = inspect.signature(one).parameters.values()
-            names |= {each.name for each in found}
-            if not any(each.kind is each.VAR_KEYWORD for each in found):
-                break
-    return names
-
-
-def _require_no_hindsight(buffer_class: Any) -> None:
-    if inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
-        raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
-
-
-def _completed(given: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The attributes to change, with those that follow from them and from what the file has or lacks."""
-    given = dict(given)
-    if "replay_buffer_class" in given:
-        given["_replay_buffer_is_automatic"] = given["replay_buffer_class"] is None
-    else:
-        unless_saved = True if {"n_steps", "prioritization"} & given.keys() else None
-        given.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", unless_saved))
-    if "replay_buffer_kwargs" in given:
-        given["replay_buffer_kwargs"] = given["replay_buffer_kwargs"] or {}
-    # SB3's zips hold a number alone: that is what the program did, whatever today's default is
-    given["_learning_starts_request"] = saved.get("_learning_starts_request", saved.get("learning_starts", validation.AUTO))
-    return {**{name: value for name, value in model_zip.BEFORE.items() if name not in saved}, **given}
-
-
-def _n_quantiles(file: model_zip.ModelFile, given: dict[str, Any]) -> int:
-    """Of the critics in the file; another number cannot be asked for."""
-    saved = file.data.get("n_quantiles", model_zip.BEFORE["n_quantiles"])
-    if given.get("n_quantiles", saved) not in (saved, validation.AUTO):
-        raise ValueError(f"n_quantiles cannot be {given['n_quantiles']!r}: the critics in the file have {saved}")
-    return validation.whole("n_quantiles", saved, minimum=1)
-
-
-def _write_whole(path: str | pathlib.Path | io.BufferedIOBase, content: memoryview) -> None:
-    """Write a zip so that a process that is killed leaves the old one."""
-    if not isinstance(path, (str, pathlib.Path)):
-        open_path(path, "w", verbose=0).write(content)
-        return
-    named = pathlib.Path(path)
-    place = named if named.suffix else pathlib.Path(f"{named}.zip")  # as SB3 names it
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(place) as beside:
-        beside.write_bytes(content)
-
-
-def _require_size(file: model_zip.ModelFile, saved: dict[str, Any], n_quantiles: int) -> None:
-    """The networks that the attributes describe are those whose tensors are in the file, and there are no others."""
-    with model_zip.explained_errors(file.name, everything=True), zipfile.ZipFile(file.open()) as archive:
-        tensors, variables = (
-            th.load(io.BytesIO(archive.read(member)), map_location="cpu", weights_only=True)
-            if member in archive.namelist()
-            else None
-            for member in ("policy.pth", "pytorch_variables.pth")
-        )
-        if variables:
-            raise ModelFileError("it has tensors beside the networks")
-        kind = saved["policy_class"]
-        own = {key: value for key, value in saved["policy_kwargs"].items() if key != "device"}
-        arguments = policies.arguments(kind, own, n_quantiles)
-        spaces = {"observation_space": saved["observation_space"], "action_space": saved["action_space"]}
-        parameters.require_policy(tensors, kind, {**spaces, "lr_schedule": lambda _: 0.0, **arguments})

@@ -20,7 +20,7 @@ from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.common.validation import AUTO, did_you_mean, switch, whole
-from sb3_td3x.saving import model_zip, parameters
+from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
@@ -230,9 +230,8 @@ class TD3XPolicy(sb3.TD3Policy):
         if trust:
             return super().load(path, device)
         device = get_device(device)
-        saved = read_policy(path, device)
+        saved = read_policy(path)
         with model_zip.explained_errors(model_zip.name_of(path), everything=True):
-            parameters.require_policy(saved["state_dict"], cls, saved["data"])
             policy = cls(**saved["data"])
             policy.load_state_dict(saved["state_dict"])
         return policy.to(device)

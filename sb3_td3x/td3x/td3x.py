@@ -17,7 +17,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable, explained_deaths
 from sb3_td3x.errors import NonFiniteError
-from sb3_td3x.saving import fields, model_zip
+from sb3_td3x.saving import model_zip
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.compiled import Accelerated, choose
 from sb3_td3x.td3x.diagnostics import Diagnosed
@@ -27,6 +27,8 @@ from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.onnx import Exportable
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+NOT_SAVED = ("_loading", "_is_refilling", "_maker", "_acting", "_pace", "_statistics")
+"""Attributes that are made anew when they are needed."""
 
 
 class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
@@ -390,7 +392,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
         self.noise_generator.manual_seed(seed)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *fields.DERIVED]
+        return [*super()._excluded_save_params(), *NOT_SAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

@@ -1,6 +1,7 @@
-"""Loading a file of a stranger runs no code of his."""
+"""Loading an untrusted file runs no code of whoever made it, and no pickle crashes the interpreter."""
 
 import builtins
+import contextlib
 import copyreg
 import functools
 import io
@@ -21,8 +22,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
-from tests.tools import LineEnv, largest_difference, model, weights, without_constructor
-from tests.zips import members, packed, signed, with_attributes
+from tests.tools import LineEnv, model, without_constructor
+from tests.zips import members, packed, with_attributes, with_pickle
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -108,29 +109,25 @@ def test_the_attacks_would_work_on_sb3s_road(tmp_path):
 
 
 class TestNoCodeRuns:
-    @pytest.mark.parametrize("golden", ["sb3_td3_2.9.2"])
-    def test_from_the_pickles_of_a_zip_of_sb3s_format(self, attack, golden):
-        content = with_attributes((GOLDEN / f"{golden}.zip").read_bytes(), action_noise=attack)
+    @pytest.mark.parametrize("whose", ["sb3", "td3x"])
+    def test_from_an_attribute(self, attack, whose, zipped):
+        content = zipped if whose == "td3x" else (GOLDEN / "sb3_td3_2.9.2.zip").read_bytes()
         with pytest.raises(ModelFileError):
-            TD3X.load(io.BytesIO(content))
+            TD3X.load(io.BytesIO(with_attributes(content, action_noise=attack)))
 
-    def test_from_the_pickles_of_our_zip_which_are_not_read(self, attack, zipped, trained):
-        content = with_attributes(zipped, action_noise=attack, observation_space=attack)
-        assert largest_difference(weights(TD3X.load(io.BytesIO(content))), weights(trained)) == 0
+    def test_from_an_attribute_that_load_is_told_to_change(self, attack, zipped):
+        with contextlib.suppress(ModelFileError):  # what the file holds there may be passed over
+            TD3X.load(io.BytesIO(with_attributes(zipped, action_noise=attack)), action_noise=0.1)
 
     def test_from_tensors(self, attack, zipped):
-        tensors = members(zipped)["policy.pth"]
-        parts = members(tensors)
-        name = next(name for name in parts if name.endswith("data.pkl"))
-        content = packed(signed({**members(zipped), "policy.pth": packed({**parts, name: attack})}))
-        with pytest.raises(ModelFileError):
-            TD3X.load(io.BytesIO(content))
+        content = packed({**members(zipped), "policy.pth": with_pickle(members(zipped)["policy.pth"], attack)})
+        for read in (TD3X.load, model().set_parameters):
+            with pytest.raises(ModelFileError):
+                read(io.BytesIO(content))
 
     def test_from_a_policy(self, attack, trained, tmp_path):
         trained.policy.save(tmp_path / "policy.pth")
-        parts = members((tmp_path / "policy.pth").read_bytes())
-        name = next(name for name in parts if name.endswith("data.pkl"))
-        (tmp_path / "policy.pth").write_bytes(packed({**parts, name: attack}))
+        (tmp_path / "policy.pth").write_bytes(with_pickle((tmp_path / "policy.pth").read_bytes(), attack))
         with pytest.raises(ModelFileError):
             TD3XPolicy.load(tmp_path / "policy.pth")
 
@@ -139,7 +136,7 @@ class TestNoCodeRuns:
         with pytest.raises(ModelFileError):
             model().load_replay_buffer(tmp_path / "buffer.pkl")
 
-    def test_from_normalisation_statistics(self, attack, tmp_path):
+    def test_from_normalization_statistics(self, attack, tmp_path):
         (tmp_path / "vecnormalize.pkl").write_bytes(attack)
         with pytest.raises(ModelFileError):
             load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv]))

@@ -81,7 +81,7 @@ class CheckpointError(ValueError):
 
 class RunLockedError(ValueError):
     """
-    Another process writes into this run folder.
+    Another process is writing into this run folder.
 
     :param folder: of the run
     :param host: the machine of that process
@@ -98,14 +98,14 @@ class RunLockedError(ValueError):
 
 class LockLostError(ValueError):
     """
-    The lock of this process is gone: another took it, while this one slept for instance, and has left again.
+    Another process took over the lock (for example while this one was suspended) and has since released it.
 
     :param folder: of the run
     """
 
     def __init__(self, folder: Path):
         super().__init__(
-            f"{folder}: the lock of this process is gone, so another may have gone on with the run: resume it anew"
+            f"{folder}: this process has lost its lock, so another one may have resumed the run since: resume it again"
         )
         self.folder = folder
 

@@ -1,6 +1,8 @@
 """Runs that are saved and go on, and what makes two of them the same."""
 
+import os
 import random
+import socket
 
 import numpy as np
 import torch as th
@@ -8,6 +10,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.common import lock
 from sb3_td3x.runs.environments import EpisodeSeeds
 from tests.tools import LineEnv, model, weights
 
@@ -22,6 +25,14 @@ class OpenLineEnv(LineEnv):
 
     def set_run_state(self, state):
         self.position, self.time = state["position"], state["time"]
+
+
+def leave_lock(folder, **changes):
+    """A lock as another process has left it there; by default one of this host with this process's number."""
+    fields = {"pid": os.getpid(), "host": socket.gethostname(), "mode": "lease", "token": "left", "start": None}
+    fields = {**fields, "duration": lock.LEASE_SECONDS, **changes}
+    lines = ["filelock/2", *(f"{name}={value}" for name, value in fields.items() if value is not None)]
+    (folder / "lock").write_text("\n".join([*lines, ""]))
 
 
 def seeded(env=LineEnv, count=1, vec=DummyVecEnv, wrapper=lambda env: env, **kwargs):

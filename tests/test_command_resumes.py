@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import json
 import re
 import signal
 import time
@@ -16,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
-from sb3_td3x.common import files, lock
+from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
@@ -269,16 +268,6 @@ class TestUnreadable:
         folder.args_file.write_text("")
         assert experiment.unfinished(wanted) == []
         assert experiment.differing_settings(wanted) == {}
-
-
-def test_the_newest_run_is_found_where_its_container_was_killed_and_started_again(tmp_path, monkeypatch):
-    folder = short_run(tmp_path, steps=300)
-    wanted = experiment.Experiment.of_arguments(folder)
-    (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
-    (folder.path / "lock").write_text(json.dumps({**lock._this_process(), "pid": 1, "pid_namespace": "pid:[1]"}))
-    monkeypatch.setattr(lock, "STALE_SECONDS", 1)
-    assert experiment.unfinished(wanted) == []
-    assert [found.path for found in experiment.unfinished(wanted, wait=True)] == [folder.path]
 
 
 class TestRefused:

@@ -1,6 +1,5 @@
 """A study whose processes, machines or driver are killed ends as if they had not been: no run is lost, none begins again."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -11,12 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from sb3_td3x.common.lock import STALE_SECONDS, RunLock, is_held
+from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs.study import attempt, runners
 from sb3_td3x.runs.study.folder import StudyFolder
 from tests.commands import called, start, td3x
+from tests.resuming import leave_lock
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
 
 
@@ -132,9 +132,7 @@ class TestNodes:
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         folder = StudyFolder.at(tmp_path).run(run)
         folder.mkdir(parents=True)
-        (folder / "lock").write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "left"}))
-        os.utime(folder / "lock", times=(time.time() - STALE_SECONDS + 2,) * 2)
-        assert is_held(folder)
+        leave_lock(folder, host="elsewhere", pid=1)
         assert made(runs, tmp_path)[run.name].is_finished
 
     def test_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
@@ -206,7 +204,7 @@ class TestDrivers:
         assert process.returncode == 1
         assert "stopped; runs under way have saved a checkpoint" in printed
         stopped_at = [saved_steps(out, run)[-1] for run in runs]
-        assert not any(is_held(StudyFolder.at(out).run(run)) for run in runs)
+        assert not any((StudyFolder.at(out).run(run) / "lock").exists() for run in runs)
 
         process = started_until(max(stopped_at) + 200)
         process.send_signal(signal.SIGKILL)

@@ -122,7 +122,7 @@ def _newest_unfinished(wanted: "Experiment") -> "RunDir":
     from sb3_td3x.runs import environments, experiment
 
     environments.require_registered(wanted.env_id)  # the command names it, not the run's folder
-    if found := experiment.unfinished(wanted, wait=True):
+    if found := experiment.unfinished(wanted):
         return found[-1]
     differing = "; ".join(
         f"{name} has {', '.join(what)}" for name, what in experiment.differing_settings(wanted).items() if what
@@ -131,9 +131,10 @@ def _newest_unfinished(wanted: "Experiment") -> "RunDir":
 
 
 def _name_unfinished(console: Console, wanted: "Experiment") -> None:
+    from sb3_td3x.common.lock import is_touched
     from sb3_td3x.runs import experiment
 
-    if found := experiment.unfinished(wanted):
+    if found := [folder for folder in experiment.unfinished(wanted) if not is_touched(folder.path)]:
         console.print(f"an unfinished run of these settings could go on: {_resumption(found[-1])}", soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from sb3_td3x.common import files
-from sb3_td3x.common.lock import DRAFT, LOCK
+from sb3_td3x.common.lock import LOCK
 
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
@@ -225,7 +225,9 @@ class RunDir:
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 
     def _content(self) -> list[Path]:
-        return [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and not path.name.startswith(DRAFT)]
+        return [
+            path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and not path.name.startswith(f"{LOCK}.")
+        ]
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""

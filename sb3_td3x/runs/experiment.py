@@ -20,7 +20,7 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume
 from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.runs.evaluation import AfterEvaluation, AtTheEnd, Evaluation, SaveNormalization, save_normalization
-from sb3_td3x.common.lock import RunLock, is_held, is_still_held
+from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.common.validation import whole
 from sb3_td3x.common.signals import stopping_on_signal
@@ -232,16 +232,10 @@ def _note_new_length(folder: RunDir, entry: dict[str, Any], planned: int, steps:
     folder.write_settings(entry, {**arguments, "n_timesteps": entry["n_timesteps"], "earlier_lengths": lengths})
 
 
-def unfinished(experiment: Experiment, wait: bool = False) -> list[RunDir]:
-    """
-    The runs of these settings that could be resumed, newest last; those that are being written are left out.
-
-    :param wait: for a sign of a writer that cannot be seen from here, see ``lock.is_still_held``
-    """
+def unfinished(experiment: Experiment) -> list[RunDir]:
+    """The runs of these settings that have a checkpoint and have not made all steps, newest last."""
     wanted = _settings(_arguments(experiment))
-    found = [folder for folder, theirs in _all_unfinished(experiment) if theirs == wanted]
-    is_written = is_still_held if wait else is_held
-    return [folder for folder in found if not is_written(folder.path)]
+    return [folder for folder, theirs in _all_unfinished(experiment) if theirs == wanted]
 
 
 def differing_settings(experiment: Experiment) -> dict[str, list[str]]:

@@ -14,7 +14,8 @@ from sb3_td3x import presets
 from sb3_td3x.runs import environments, experiment
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.runs.experiment import Experiment
-from sb3_td3x.common.lock import STALE_SECONDS, is_held
+from sb3_td3x.common.lock import LEASE_SECONDS, RunLock
+from sb3_td3x.errors import RunLockedError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.study.folder import StudyFolder
 from sb3_td3x.runs.study.grid import StudyRun
@@ -29,10 +30,10 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """
     Make a run, or what is left of it; does nothing if it is finished.
 
-    An attempt that was lost with its machine left a lock there; it counts as held until its heartbeat is a minute old, so this
-    one waits for that.
+    An attempt that was lost with its machine left a lock there, see ``RunLock``: this one waits until its lease has ended.
 
     :return: whether the run is finished now; not if it was told to stop
+    :raises RunLockedError: if another attempt is at work
     """
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
@@ -114,10 +115,16 @@ def _made_from(experiment: Experiment) -> dict[str, Any]:
 
 
 def _wait_for(folder: Path) -> None:
-    """Wait until a writer that may be dead is known to be; one that lives is refused by its lock afterwards."""
-    deadline = time.monotonic() + 2 * STALE_SECONDS
-    while is_held(folder) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    """Wait for an attempt that is about to end, such as one that saves while the study is begun again."""
+    deadline = time.monotonic() + LEASE_SECONDS
+    while True:
+        try:
+            with RunLock(folder):
+                return
+        except RunLockedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 @contextmanager

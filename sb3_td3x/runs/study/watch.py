@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.common.lock import is_held
+from sb3_td3x.common.lock import is_touched
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.study.folder import StudyFolder
 from sb3_td3x.runs.study.grid import StudyRun
@@ -34,7 +34,7 @@ def progress(run: StudyRun, folder: StudyFolder) -> Progress:
     score = float(last[0]["mean_return"]) if last else None
     if folder.is_finished(run):
         return Progress("done", evaluated, score=score)
-    if is_held(place.path):
+    if is_touched(place.path):
         logged, rate = _logged(place.log)
         return Progress("running", max(evaluated, logged), rate, score)
     saved = Store(place.checkpoints).checkpoints()

@@ -224,7 +224,7 @@ class TestHistories:
         monitor.episode_returns, monitor.total_steps = [0.0] * 600_000, 600_000
         learner.learn(20)
         saved = save_run(learner, tmp_path, evaluation)
-        assert "episode_returns" not in (saved.path / "state.json").read_text()
+        assert b"episode_returns" not in (saved.path / "state.pkl").read_bytes()
         again, evaluated = seeded(), EvalCallback(seeded(), eval_freq=100, verbose=0)
         resume_run(tmp_path, again).learn(20, evaluated, resume=True)
         assert again.envs[0].env.get_total_steps() == 600_020
@@ -394,5 +394,5 @@ class TestSaysWhatIsNotExact:
         manifest = Store(tmp_path).checkpoints()[-1].manifest
         assert manifest["not_exact"] == []
         assert json.loads(json.dumps(manifest)) == manifest
-        assert {"model.zip", "state.json"} <= manifest["files"].keys()
+        assert {"model.zip", "state.pkl"} <= manifest["files"].keys()
         assert manifest["versions"]["torch"] == th.__version__

@@ -1,6 +1,7 @@
 """An untrusted checkpoint changes nothing outside of the run that resumes it."""
 
-import json
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -19,12 +20,12 @@ class TestAnUntrustedCheckpoint:
 
     def forge(self, folder, change):
         newest = Store(folder).checkpoints()[-1]
-        state_file = newest.path / "state.json"
-        state = json.loads(state_file.read_text())
+        state_file = newest.path / "state.pkl"
+        state = pickle.loads(state_file.read_bytes())
         change(newest.manifest, state)
-        state_file.write_text(json.dumps(state))
+        state_file.write_bytes(pickle.dumps(state))
         if isinstance(newest.manifest["files"], dict):
-            newest.manifest["files"]["state.json"] = files.describe(state_file)
+            newest.manifest["files"]["state.pkl"] = files.describe(state_file)
         (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
 
     def evaluation(self, folder):
@@ -35,6 +36,16 @@ class TestAnUntrustedCheckpoint:
         model(seeded()).learn(40, [self.evaluation(tmp_path / "run"), TD3XCheckpointCallback(20, tmp_path / "run")])
         (tmp_path / "mine").write_text("my work\n")
         return tmp_path / "run"
+
+    def test_runs_no_code(self, run):
+        class Attack:
+            def __reduce__(self):
+                return os.system, (f"touch {run / 'canary'}",)
+
+        self.forge(run, lambda manifest, state: state["callbacks"].update(attack=Attack()))
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*system"):
+            resume_run(run, seeded())
+        assert not (run / "canary").exists()
 
     def test_does_not_cut_files_that_the_run_does_not_write(self, run):
         self.forge(run, lambda manifest, state: manifest["logs"].update({"../mine": 0}))
@@ -79,16 +90,16 @@ class TestAnUntrustedCheckpoint:
 
         def change(manifest, state):
             generators = state["generators"]
-            behind = {"bit_generator": "MT19937", "state": {"key": generators["numpy"][1], "pos": 2 * 10**9}}
+            behind = {**generators["numpy"], "state": {"key": generators["numpy"]["state"]["key"], "pos": 2 * 10**9}}
             if where == "numpy":
-                generators["numpy"][2] = 2 * 10**9
+                generators["numpy"] = behind
             if where == "action space":
                 generators["action_space"] = behind
             if where == "environment":
                 state["env"]["envs"][0]["random"] = behind
 
         self.forge(run, change)
-        with pytest.raises(CheckpointError, match=r"state.json cannot be read.*position"):
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*position"):
             resume_run(run, seeded()).learn(60, resume=True)
 
     @pytest.mark.parametrize("what", ["replay", "checkpoint"])
@@ -121,7 +132,7 @@ class TestAnUntrustedCheckpoint:
         self.forge(run, lambda manifest, state: state.update({part: value}))
         if value == {"x": 1} and part in ("files", "model"):  # nothing of this run has that name
             return
-        with pytest.raises(CheckpointError, match=r"state.json cannot be read"):
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read"):
             resume_run(run, seeded()).learn(60, self.evaluation(run), resume=True)
 
     @pytest.mark.parametrize(

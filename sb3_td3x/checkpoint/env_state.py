@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from sb3_td3x.saving import plain
+from sb3_td3x.common.random_state import check_generator_state
 
 # The attributes that change while these wrappers run; all others stay as they were made
 GYMNASIUM = {
@@ -97,7 +97,7 @@ class ResumableEnv(gym.Wrapper):
                 _set_state_of(layer, state)
         self.prepare_reset(rewind, allow=resets)
         if saved["random"] is not None:
-            self.unwrapped.np_random.bit_generator.state = plain.numpy_generator(saved["random"]).bit_generator.state
+            self.unwrapped.np_random.bit_generator.state = check_generator_state(saved["random"])
         return True
 
     def prepare_reset(self, rewind: bool = True, allow: bool = True) -> None:

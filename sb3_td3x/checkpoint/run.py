@@ -1,7 +1,6 @@
 """Saving a whole run and resuming it: the model and everything around it that the next step depends on."""
 
 import copy
-import json
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,15 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.checkpoint import callback_state, env_state, generators, log_state, replay
+from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
-from sb3_td3x.common import files
+from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
 from sb3_td3x.common.transitions import cut
 from sb3_td3x.common.validation import whole
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
-from sb3_td3x.saving import plain
+from sb3_td3x.saving import safe_pickle
+from sb3_td3x.saving.safe_pickle import NotAllowed
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.compiled import Accelerated
 from sb3_td3x.td3x.loading import Loadable
@@ -36,7 +36,7 @@ from sb3_td3x.td3x.td3x import TD3X
 
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 
-MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.json", "replay_marks.npz", "replay_buffer.pkl"
+MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 STATE_PARTS = {"generators": dict, "env": dict, "callbacks": dict, "files": dict, "log": dict, "model": dict}
 """What the state file holds."""
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
@@ -176,14 +176,14 @@ def _write(
         environments["complete"] = False
     logger: Logger | None = getattr(model, "_logger", None)
     state = {
-        "generators": generators.state(model.action_space, model.device),
+        "generators": random_state.get_states(model.action_space, model.device),
         "env": environments,
         "callbacks": callback_state.state(callbacks),
         "files": _copy_in(callback_state.files(callbacks), folder),
         "log": {} if logger is None else log_state.unwritten(logger),
         "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
     }
-    (folder / STATE).write_text(json.dumps(_encoded(state, store.folder), allow_nan=False))
+    (folder / STATE).write_bytes(_pickled(state, store.folder))
     return {
         "total": model._total_timesteps,
         "updates": model._n_updates,
@@ -205,24 +205,22 @@ def _was_cut(model: Resumable) -> bool:
     return model._last_obs is None and model._last_episode_starts is not None
 
 
-def _encoded(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _pickled(state: dict[str, Any], folder: Path) -> bytes:
     """
     :raises CheckpointError: naming the callback or other part that cannot be saved
     """
-
-    def encode(name: str, part: Any) -> Any:
+    callbacks = {f"callback {name}": part for name, part in state["callbacks"].items()}
+    for name, part in {**callbacks, **state}.items():
         try:
-            return plain.encode(part)
-        except plain.NotPlain as error:
+            safe_pickle.dumps(part)
+        except NotAllowed as error:
             raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
-
-    callbacks = {name: encode(f"callback {name}", part) for name, part in state["callbacks"].items()}
-    return {name: callbacks if name == "callbacks" else encode(name, part) for name, part in state.items()}
+    return safe_pickle.dumps(state)
 
 
 def _read_state(found: Checkpoint) -> dict[str, Any]:
     with _as_checkpoint_error(found.path / STATE):
-        state = plain.decode(json.loads((found.path / STATE).read_text()))
+        state = safe_pickle.loads((found.path / STATE).read_bytes())
         for name, kind in STATE_PARTS.items():
             if not isinstance(state[name], kind):
                 raise ValueError(f"its {name!r} is not valid")
@@ -236,7 +234,16 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
         yield
     except (CheckpointError, UntrustedModelError, ConnectionError):  # the last is about an environment's process
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+    except (
+        NotAllowed,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -378,7 +385,7 @@ class _Restoration:
         with self.readable:
             log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
             log_state.record(model.logger, state["log"])
-            problems += generators.restore(state["generators"], model.action_space, model.device)
+            problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
             warnings.warn(f"not restored exactly: {problem}", stacklevel=4)

@@ -1,4 +1,4 @@
-"""The global random generators, set aside."""
+"""The states of random generators: set aside for a moment, or kept in a checkpoint."""
 
 import random
 from collections.abc import Iterator
@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
+
+BIT_GENERATORS = {
+    c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy reads behind the end of its memory for larger ones
 
 
 @contextmanager
@@ -42,3 +48,72 @@ def _seed(seed: int, devices: list[th.device]) -> None:
     for device in devices:
         with th.cuda.device(device):
             th.cuda.manual_seed(seed)
+
+
+def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Check the state of one of numpy's bit generators, before one is given it.
+
+    :param state: what ``BitGenerator.state`` gave
+    :return: the state of a generator that took it
+    :raises ValueError: for what is no such state, or a position outside the generator's memory, which numpy would follow
+    """
+    try:
+        name = state["bit_generator"]
+        if name in _LAST_POSITIONS:
+            position = state["state"]["pos"] if name == "MT19937" else state["buffer_pos"]
+            if type(position) is not int or not 0 <= position <= _LAST_POSITIONS[name]:
+                raise ValueError(f"it is at position {position!r} of {_LAST_POSITIONS[name]}")
+        generator = BIT_GENERATORS[name](0)
+        generator.state = state
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"no state of a random generator: {error}") from error
+    return generator.state  # type: ignore[return-value]
+
+
+def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
+    """
+    The states of the generators that a run draws from, except the algorithm's own, which is in the model: of Python, numpy,
+    torch (on the CPU, and on the model's CUDA device if it is on one) and the action space.
+
+    :param action_space: random actions of the warm-up come from it
+    :param device: the model's
+    """
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": th.get_rng_state().numpy(),
+        "cuda": [th.cuda.get_rng_state(device).numpy() for device in _cuda(device)],
+        "action_space": action_space.np_random.bit_generator.state,
+    }
+
+
+def set_states(saved: dict[str, Any], action_space: spaces.Space, device: th.device) -> list[str]:
+    """
+    Continue where the states were taken. All of them are checked before the first is set.
+
+    :param saved: from ``get_states``
+    :param device: the model's
+    :return: what could not be restored, in words
+    :raises ValueError: or whatever else the libraries raise for states that are none
+    """
+    python, torch = random.Random(), th.Generator()  # noqa: S311  # no secrets are made with it
+    python.setstate(saved["python"])
+    torch.set_state(th.from_numpy(saved["torch"].copy()))
+    check_generator_state(saved["numpy"])
+    actions = check_generator_state(saved["action_space"])
+    np.random.RandomState(0).set_state(saved["numpy"])
+    random.setstate(python.getstate())
+    np.random.set_state(saved["numpy"])
+    th.set_rng_state(torch.get_state())
+    action_space.np_random.bit_generator.state = actions
+    if len(saved["cuda"]) != len(_cuda(device)):
+        return [f"the random generator of the device (saved with {len(saved['cuda'])} of CUDA devices, this one is {device})"]
+    for state in saved["cuda"]:
+        th.cuda.set_rng_state(th.from_numpy(state.copy()), device)
+    return []
+
+
+def _cuda(device: th.device) -> list[th.device]:
+    """The devices whose generator is kept. Asking for all states would set up every device, also for a model on the CPU."""
+    return [device] if device.type == "cuda" else []

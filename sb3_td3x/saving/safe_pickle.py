@@ -34,6 +34,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.errors import ModelFileError
 
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -88,12 +89,6 @@ A new schedule or noise class that is to load without trust gets one line here.
 
 _SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 _STATISTICS = (RunningMeanStd, VecNormalize)
-_BIT_GENERATORS = {
-    c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-}
-_POSITIONS = {"MT19937": 624, "Philox": 4}
-"""The largest position in a generator's memory: numpy reads behind the end for a larger one."""
-
 _NUMPY_NAMES = ("bool", "bool_", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
                 "float16", "float32", "float64")  # fmt: skip
 _NUMPY_DTYPE = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16|b1)")
@@ -176,27 +171,6 @@ def load_tensors(content: bytes) -> Any:
         raise
     except Exception as error:
         raise ModelFileError(f"damaged file of tensors: {type(error).__name__}: {error}") from error
-
-
-def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
-    """
-    Check the state of one of numpy's bit generators, before one is given it.
-
-    :param state: what ``BitGenerator.state`` gave
-    :return: the state of a generator that took it
-    :raises ModelFileError: for a state that is none, or a position outside the generator's memory, which numpy would follow
-    """
-    try:
-        name = state["bit_generator"]
-        if name in _POSITIONS:
-            position = state["state"]["pos"] if name == "MT19937" else state["buffer_pos"]
-            if type(position) is not int or not 0 <= position <= _POSITIONS[name]:
-                raise ModelFileError(f"a random generator is at position {position!r} of {_POSITIONS[name]}")
-        generator = _BIT_GENERATORS[name](0)
-        generator.state = state
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise error if isinstance(error, ModelFileError) else ModelFileError(f"no state of a generator: {error}") from error
-    return generator.state
 
 
 def described(value: Any) -> str:
@@ -412,7 +386,7 @@ def _dummy_schedule(owner: Any, name: str) -> Any:
 
 def _bit_generator(source: Any) -> np.random.BitGenerator:
     name = source if isinstance(source, str) else getattr(source, "__name__", None)
-    return _BIT_GENERATORS[name](0)  # type: ignore[index]
+    return BIT_GENERATORS[name](0)  # type: ignore[index]
 
 
 def _generator(source: Any, constructor: Any = None) -> np.random.Generator:
@@ -465,7 +439,7 @@ def _names() -> dict[tuple[str, str], Any]:
     """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""
     offered = [(module, name) for table in (CLASSES, OBJECTS) for module, names in table.items() for name in names]
     classes = [getattr(import_module(module), name, None) for module, name in offered]  # an older torch may lack a layer
-    classes += [*_SPACES, *_STATISTICS, *_BIT_GENERATORS.values(), np.ndarray, BasePolicy]
+    classes += [*_SPACES, *_STATISTICS, *BIT_GENERATORS.values(), np.ndarray, BasePolicy]
     return {
         **_FUNCTIONS,
         **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _STORAGES.values()},

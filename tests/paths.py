@@ -45,4 +45,4 @@ def assert_equal(plain, compiled, rtol=1e-5, atol=1e-7):
 
 
 def programs(algorithm):
-    return algorithm._update_maker().programs_made
+    return algorithm._get_updater().programs_made

@@ -55,11 +55,11 @@ class TestChoosing:
     def test_what_is_asked_for_later_is_heeded_or_refused(self, tmp_path):
         algorithm = without_output(model())
         algorithm.update_path = "compiled"
-        assert isinstance(algorithm._update_maker(), FastUpdate)
+        assert isinstance(algorithm._get_updater(), FastUpdate)
         algorithm.accelerate = "plain"
-        assert not isinstance(algorithm._update_maker(), FastUpdate)
+        assert not isinstance(algorithm._get_updater(), FastUpdate)
         algorithm.accelerate, algorithm.update_path = "auto", "plain"
-        assert not isinstance(algorithm._update_maker(), FastUpdate)
+        assert not isinstance(algorithm._get_updater(), FastUpdate)
         with pytest.raises(ValueError, match="accelerate must be one of"):
             algorithm.accelerate = "fastest"
 

@@ -200,7 +200,7 @@ def test_a_model_with_programs_can_be_copied_and_pickled():
     del compiled.replay_buffer.sample, compiled._draw_noise
     for twin in (copy.deepcopy(compiled), cloudpickle.loads(cloudpickle.dumps(compiled))):
         assert largest_difference(weights(twin), weights(compiled)) == 0
-        assert twin._maker is None
+        assert twin._updater is None
 
 
 class PartlyTrained(TD3XPolicy):
@@ -401,8 +401,8 @@ def test_a_seed_gives_one_compiled_run():
 
 def test_the_fast_path_belongs_to_its_policy():
     algorithm = ready("compiled")
-    assert isinstance(algorithm._update_maker(), FastUpdate)
-    before = algorithm._update_maker()
-    assert algorithm._update_maker() is before
+    assert isinstance(algorithm._get_updater(), FastUpdate)
+    before = algorithm._get_updater()
+    assert algorithm._get_updater() is before
     algorithm.policy = model().policy
-    assert algorithm._update_maker() is not before
+    assert algorithm._get_updater() is not before

@@ -69,7 +69,7 @@ def test_an_edit_takes_effect_on_every_path_and_only_on_and_off_are_two_programs
         for algorithm in (plain, compiled):
             algorithm.max_grad_norm = bound
             train(algorithm, [seed])
-        programs.append(compiled._update_maker().programs_made)
+        programs.append(compiled._get_updater().programs_made)
         for name, value in weights(plain).items():
             th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
     assert programs == [1, 1, 2, 2, 2]

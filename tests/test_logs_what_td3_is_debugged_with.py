@@ -208,10 +208,25 @@ class TestARunWithALogEqualsOneWithout:
 
     def test_the_same_step_and_buffer_give_the_same_batch(self):
         buffer = model().learn(60).replay_buffer
-        (first, noise), (again, noise_again), (other, _) = (undisturbed_sample(buffer, 16, None, seed) for seed in (5, 5, 6))
+        first, again, other = (undisturbed_sample(buffer, 16, None, seed) for seed in (5, 5, 6))
         assert th.equal(first.observations, again.observations)
-        assert th.equal(noise, noise_again)
         assert not th.equal(first.observations, other.observations)
+
+    def test_a_buffer_of_the_users_own_is_not_sampled_for_the_log(self, tmp_path):
+        """Its sampling may have a state of any kind: an order, a counter, an exponent that anneals."""
+
+        class InOrder(ReplayBuffer):
+            calls = 0
+
+            def sample(self, batch_size, env=None):
+                self.calls += 1
+                return self._get_samples(np.arange(self.calls, self.calls + batch_size) % self.size(), env)
+
+        with_log = logged(tmp_path, replay_buffer_class=InOrder)
+        without = model(replay_buffer_class=InOrder).learn(130, log_interval=None)
+        assert rows(tmp_path)[-1]["train/q_mean"]
+        assert with_log.replay_buffer.calls == without.replay_buffer.calls == with_log._n_updates
+        assert largest_difference(weights(with_log), weights(without)) == 0
 
 
 WITH_WANDB = """

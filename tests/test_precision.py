@@ -61,7 +61,7 @@ class TestPrecision:
 
     def test_updates_with_onednns_kernels_are_float32_or_declined(self):
         plain, compiled = pair()
-        compiled._update_maker().kernels = precision.choose_matrix_kernels()
+        compiled._get_updater().kernels = precision.choose_matrix_kernels()
         for algorithm in (plain, compiled):
             train(algorithm, [random_batch(seed) for seed in range(2)])
         assert_equal(plain, compiled)

@@ -166,7 +166,7 @@ class TestDropping:
             for algorithm in (plain, compiled):
                 algorithm.top_quantiles_to_drop_per_net = drop
                 train(algorithm, [seed])
-            programs.append(compiled._update_maker().programs_made)
+            programs.append(compiled._get_updater().programs_made)
             for name, value in weights(plain).items():
                 th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
         assert programs == [1, 2, 2, 2]

@@ -95,7 +95,7 @@ class TestUpdate:
             if update % RULE["policy_delay"] == 0:
                 assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance)
             self.assert_equal_networks(algorithm.policy, reference, tolerance)
-        assert accelerate == "plain" or algorithm._update_maker().programs_made == 2
+        assert accelerate == "plain" or algorithm._get_updater().programs_made == 2
 
     def test_the_twins_own_gradient_of_the_normalisation_is_right(self):
         random = np.random.default_rng(0)

@@ -104,4 +104,4 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         assert_equal_networks(algorithm.policy, reference, tolerance)
     if "max_grad_norm" in extras:
         assert min(reference.norms) < extras["max_grad_norm"] < max(reference.norms)
-    assert accelerate == "plain" or algorithm._update_maker().programs_made == 2
+    assert accelerate == "plain" or algorithm._get_updater().programs_made == 2

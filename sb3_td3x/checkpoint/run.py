@@ -30,8 +30,6 @@ from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
 from sb3_td3x.td3x import precision
-from sb3_td3x.td3x.compiled import Accelerated
-from sb3_td3x.td3x.loading import Loadable
 from sb3_td3x.td3x.td3x import TD3X
 
 Callbacks = MaybeCallback | Sequence[BaseCallback]
@@ -255,7 +253,7 @@ def _env_of(model: Resumable) -> VecEnv:
 
 
 def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwargs: Any) -> SelfResumable:
-    if issubclass(algorithm, Loadable):
+    if issubclass(algorithm, TD3X):
         return algorithm.load(path, trust=trust, **kwargs)
     if not trust:
         raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(path))
@@ -280,7 +278,7 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | Non
 def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool) -> list[str]:
     """Fill the model's replay buffer; return what could not be restored."""
     if (pickled := found.path / PICKLED_BUFFER).exists():
-        options: dict[str, Any] = {"trust": trust} if isinstance(model, Loadable) else {}
+        options: dict[str, Any] = {"trust": trust} if isinstance(model, TD3X) else {}
         model.load_replay_buffer(pickled, truncate_last_traj=False, **options)
         return []
     if not found.manifest["replay"]:
@@ -349,7 +347,7 @@ def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
 
 def _other_path(model: Resumable) -> list[str]:
     """Which path the updates were made on and which one they will be made on, in words, if these differ."""
-    if not isinstance(model, Accelerated) or model.update_path is None or not model._n_updates:
+    if not isinstance(model, TD3X) or model.update_path is None or not model._n_updates:
         return []
     path, reason = model.path_ahead()
     return [] if path == model.update_path else [f"rounding (updates were {model.update_path}, are {path}: {reason})"]

@@ -19,8 +19,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn, optim
 
 from sb3_td3x.common.validation import did_you_mean, meant, real
-from sb3_td3x.td3x import policies
-from sb3_td3x.td3x.td3x import TD3X
+from sb3_td3x.td3x.td3x import TD3X, check_arguments
 
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
@@ -158,10 +157,7 @@ def check(entry: Mapping[str, Any]) -> None:
     """
     if not isinstance(entry["policy"], str):
         raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
-    model = TD3X(entry["policy"], None, _init_setup_model=False, **model_arguments(entry))  # type: ignore[arg-type]
-    model._settle()
-    given = policies.arguments(model.policy_class, model.policy_kwargs, model.n_quantiles)
-    policies.require_known(model.policy_class, given)
+    check_arguments(entry["policy"], **model_arguments(entry))
 
 
 def _action_noise(kind: str | None, std: Any, shape: tuple[int, ...]) -> Any:

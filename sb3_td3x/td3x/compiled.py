@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import ReplayBufferSamples, TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -278,61 +276,3 @@ def _dropout_of(node: Node) -> Any:
         return None
     place = names.index("dropout_p")
     return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-
-
-class Accelerated(OffPolicyAlgorithm):
-    """An off-policy algorithm whose updates are made on the path that its attribute ``accelerate`` asks for."""
-
-    policy: TD3Policy
-    accelerate: str
-    precision: str
-    update_path: str | None  # what "auto" chose for this run
-    _maker: tuple[tuple[Any, ...], gradient_step.Update] | None = None  # built when first needed, never saved
-
-    def _setup_learn(
-        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
-    ) -> tuple[int, BaseCallback]:
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
-        if reset_num_timesteps:
-            self.update_path = None
-        self._choose_path()
-        return result
-
-    def _updates_ahead(self) -> float:
-        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
-        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
-        if self.gradient_steps == 0:
-            return 0  # learn(math.inf) has no end, and inf * 0 is no number
-        if self.gradient_steps < 0:
-            return steps
-        frequency, unit = self.train_freq  # type: ignore[misc]
-        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
-
-    def path_ahead(self) -> tuple[str, str]:
-        """The path for the steps that are planned, and the reason for it; a run that goes on stays on its path if it can."""
-        return choose(self.accelerate, self.policy, self._updates_ahead(), self.update_path)
-
-    def _choose_path(self) -> None:
-        """Once per run."""
-        path, reason = self.path_ahead()
-        if path != self.update_path:
-            self.logger.log(f"accelerate: {path} ({reason})")
-        self.update_path = path
-
-    def _update_maker(self) -> gradient_step.Update:
-        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
-        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
-        chosen = (path, self.precision, self.policy)
-        if self._maker is None or self._maker[0] != chosen:
-            plain = path == "plain"
-            maker: gradient_step.Update = (
-                gradient_step.PlainUpdate(self.policy, self.precision)
-                if plain
-                else FastUpdate(self.policy, self.precision, self.accelerate == "auto", self.logger.log)
-            )
-            self._maker = chosen, maker
-        return self._maker[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
-        return {name: value for name, value in self.__dict__.items() if name != "_maker"}

@@ -32,12 +32,13 @@ from stable_baselines3.common.vec_env import (
 from torch import nn
 
 from sb3_td3x.common import files
-from sb3_td3x.td3x.loading import Loadable
 from sb3_td3x.td3x.policies import copied
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
     import onnx
+
+    from sb3_td3x.td3x.td3x import TD3X
 
 OBSERVATION, ACTION = "observation", "action"
 TOLERANCE = 1e-5
@@ -112,48 +113,27 @@ class Graph(nn.Module):
         return actions.clamp(self.low, self.high)
 
 
-class Exportable(Loadable):
-    """An algorithm whose actor can leave Python."""
-
-    def export_onnx(self, path: str | Path, env: VecEnv | None = None) -> None:
-        """
-        Write what ``predict`` does as one ONNX graph, from raw observations to actions of the environment.
-
-        Inputs are called ``observation``, or as the keys of a Dict observation, the output ``action``
-        (``chosen_action`` where a key has that name). All have a batch axis of any size. The graph computes the same
-        actions as ``predict`` within 1e-5 of half the action's range; this is checked before the file is written.
-
-        :param path: the file to write, usually ``.onnx``
-        :param env: whose ``VecNormalize`` and ``VecTransposeImage`` go into the graph; ``None`` is the model's own.
-            A model without an environment takes observations as its ``observation_space`` says, normalised already.
-            Gymnasium's wrappers and ``VecFrameStack`` stay outside: the graph takes what they give
-        :raises ValueError: without the packages of the extra ``onnx``; for an environment of other observations, a wrapper
-            around ``VecNormalize`` that cannot be in the graph, or a network that cannot be exported
-        :raises FileNotFoundError: if the folder of ``path`` does not exist
-        """
-        _require_packages()
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
-        env = self.env if env is None else env
-        if isinstance(env, gym.Env):
-            env = self._wrap_env(env, monitor_wrapper=False)
-        policy = copied(self.policy).cpu()
-        wrappers, space = ([], self.observation_space) if env is None else _wrappers(env)
-        graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
-        batch = _batch(space)
-        content = _onnx(graph, batch)
-        _require_equal(content, batch, _predicted(policy, wrappers, batch), graph)
-        for name, value in _facts(self, env).items():
-            content.metadata_props.add(key=name, value=value)
-        with files.replacing(path) as beside:
-            beside.write_bytes(content.SerializeToString())
-
-
-def _require_packages() -> None:
+def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> None:
+    """The body of ``TD3X.export_onnx``."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ValueError(f"an export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+    env = model.env if env is None else env
+    if isinstance(env, gym.Env):
+        env = model._wrap_env(env, monitor_wrapper=False)
+    policy = copied(model.policy).cpu()
+    wrappers, space = ([], model.observation_space) if env is None else _wrappers(env)
+    graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
+    batch = _batch(space)
+    content = _onnx(graph, batch)
+    _require_equal(content, batch, _predicted(policy, wrappers, batch), graph)
+    for name, value in _metadata(model, env).items():
+        content.metadata_props.add(key=name, value=value)
+    with files.replacing(path) as partial_path:
+        partial_path.write_bytes(content.SerializeToString())
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
@@ -306,8 +286,7 @@ def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], 
         )
 
 
-def _facts(model: "Exportable", env: VecEnv | None) -> dict[str, str]:
-    """For the file's metadata."""
+def _metadata(model: "TD3X", env: VecEnv | None) -> dict[str, str]:
     spec = None if env is None else env.get_attr("spec", 0)[0]
     return {
         "algorithm": type(model).__name__,

@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x.common.validation import AUTO, did_you_mean, switch, whole
+from sb3_td3x.common.validation import AUTO, check_bool, check_int, did_you_mean
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
 from sb3_td3x.td3x.critics import QuantileCritic
@@ -111,8 +111,8 @@ class TD3XPolicy(sb3.TD3Policy):
         embedding_dim: int | None = None,
     ):
         # SB3's constructor makes the networks, so these come before it
-        self.normalize_observations = switch("normalize_observations", normalize_observations)
-        self.n_quantiles = whole("n_quantiles", n_quantiles, minimum=1)
+        self.normalize_observations = check_bool("normalize_observations", normalize_observations)
+        self.n_quantiles = check_int("n_quantiles", n_quantiles, minimum=1)
         self.embedding_dim = checked_embedding_dim(embedding_dim)
         if share_features_extractor and self.embedding_dim is not None:
             raise ValueError("actor and critics see different features with embedding_dim: leave out share_features_extractor")
@@ -127,7 +127,7 @@ class TD3XPolicy(sb3.TD3Policy):
             normalize_images,
             optimizer_class,
             optimizer_kwargs,
-            whole("n_critics", n_critics, minimum=1),
+            check_int("n_critics", n_critics, minimum=1),
             share_features_extractor,
         )
         self.look_for_modes()
@@ -322,7 +322,7 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
         if name not in known:
             raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
         if isinstance(OWN_DEFAULTS.get(name), bool):
-            switch(name, value)
+            check_bool(name, value)
         if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
             checked_net_arch(value)
         if name == "embedding_dim" and issubclass(policy_class, TD3XPolicy):
@@ -333,7 +333,7 @@ def checked_embedding_dim(dim: Any) -> int | None:
     """
     :raises ValueError: for what is neither ``None`` nor a whole number of 2 or more: a normalised single number is 1 or -1
     """
-    return None if dim is None else whole("embedding_dim", dim, minimum=2)
+    return None if dim is None else check_int("embedding_dim", dim, minimum=2)
 
 
 def require_one_step(policy: BasePolicy, buffer: ReplayBuffer) -> None:
@@ -356,7 +356,7 @@ def checked_net_arch(net_arch: Any) -> Any:
         return {network: checked_net_arch(sizes or []) for network, sizes in net_arch.items()}
     if not isinstance(net_arch, (list, tuple)):
         raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
-    return [whole("a size in net_arch", size, minimum=1) for size in net_arch]
+    return [check_int("a size in net_arch", size, minimum=1) for size in net_arch]
 
 
 def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:

@@ -1,6 +1,12 @@
-"""The algorithm: SB3's off-policy loop around the update of ``update.py``."""
+"""``TD3X``: SB3's off-policy algorithm around the gradient step of ``gradient_step.py``."""
 
+import io
 import math
+import operator
+import pathlib
+import time
+import warnings
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -9,29 +15,54 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule
-from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
+from stable_baselines3.common.type_aliases import (
+    GymEnv,
+    MaybeCallback,
+    ReplayBufferSamples,
+    Schedule,
+    TensorDict,
+    TrainFrequencyUnit,
+)
+from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
-from sb3_td3x.common import buffers, transitions, validation
+from sb3_td3x.common import buffers, transitions
 from sb3_td3x.common.resumable import Resumable, explained_deaths
+from sb3_td3x.common.validation import (
+    AUTO,
+    CHECKS,
+    check_dropped_quantiles,
+    check_int,
+    check_learning_rate,
+)
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
-from sb3_td3x.td3x import policies
-from sb3_td3x.td3x.compiled import Accelerated, choose
-from sb3_td3x.td3x.diagnostics import Diagnosed
-from sb3_td3x.td3x.edits import Editable
-from sb3_td3x.td3x.exploration import Annealing, LearningStarts, check_action_bounds
+from sb3_td3x.saving.pickle_files import read_buffer
+from sb3_td3x.td3x import diagnostics, exploration, gradient_step, onnx, policies
+from sb3_td3x.td3x.compiled import FastUpdate, choose
+from sb3_td3x.td3x.exploration import Annealing, LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from sb3_td3x.td3x.onnx import Exportable
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-NOT_SAVED = ("_loading", "_is_refilling", "_maker", "_acting", "_pace", "_statistics")
+NOT_SAVED = (
+    "_loading", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_last_batch", "_pace", "_statistics",
+)  # fmt: skip
 """Attributes that are made anew when they are needed."""
 
 
-class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
+def _in_policy(name: str) -> Any:
+    return property(lambda model: getattr(model.policy, name))
+
+
+def _running_statistics_of(name: str) -> Any:
+    return property(lambda model: get_parameters_by_name(getattr(model.policy, name), ["running_"]))
+
+
+class TD3X(Resumable, OffPolicyAlgorithm):
     """
     Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
 
@@ -95,6 +126,14 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
+    _replay_buffer_is_automatic: bool | None = False  # `None` for a saved model that does not say
+    _checked_settings: list[Any] | None = None  # at the last check; `None` before the model is built
+    _is_refilling = False  # while the replay buffer holds too little to train on
+    _loading = False  # while `load` rebuilds a model: its seed has been used already
+    _last_batch: ReplayBufferSamples | None = None
+    _pace = 0.0, 0, 0  # when the log was last written, and the environment steps and updates until then
+    _updater: gradient_step.Update | None = None
+    _updater_made_for: tuple[Any, ...] | None = None
 
     def __init__(
         self,
@@ -149,7 +188,7 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
             optimize_memory_usage=optimize_memory_usage,
             n_steps=n_steps,
             policy_kwargs=policy_kwargs,
-            stats_window_size=validation.whole("stats_window_size", stats_window_size, minimum=1),
+            stats_window_size=check_int("stats_window_size", stats_window_size, minimum=1),
             tensorboard_log=tensorboard_log,
             verbose=verbose,
             device=device,
@@ -176,80 +215,97 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
             self._setup_model()
             choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
 
-    # The networks are looked up, not kept: they stay right when the policy is replaced
-    @property
-    def actor(self) -> Actor:  # type: ignore[override]
-        return self.policy.actor
+    # The networks are looked up in the policy, so that they stay right when it is replaced
+    actor: Actor = _in_policy("actor")
+    actor_target: Actor = _in_policy("actor_target")
+    critic: ContinuousCritic = _in_policy("critic")
+    critic_target: ContinuousCritic = _in_policy("critic_target")
+    actor_batch_norm_stats: list[th.Tensor] = _running_statistics_of("actor")
+    actor_batch_norm_stats_target: list[th.Tensor] = _running_statistics_of("actor_target")
+    critic_batch_norm_stats: list[th.Tensor] = _running_statistics_of("critic")
+    critic_batch_norm_stats_target: list[th.Tensor] = _running_statistics_of("critic_target")
 
     @property
-    def actor_target(self) -> Actor:
-        return self.policy.actor_target
+    def learning_starts(self) -> int:
+        """Steps with random actions. Setting it makes a new request; ``"auto"`` is resolved when a run starts."""
+        return self.__dict__["learning_starts"]
+
+    @learning_starts.setter
+    def learning_starts(self, request: LearningStarts) -> None:
+        # The number keeps SB3's name in the saved model, so that SB3 reads it
+        self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request)
+        self._learning_starts_request = request
 
     @property
-    def critic(self) -> ContinuousCritic:
-        return self.policy.critic
+    def action_noise(self) -> ActionNoise | None:
+        """The exploration noise. Setting it, at any time, takes what the constructor takes."""
+        return self.__dict__["action_noise"]
 
-    @property
-    def critic_target(self) -> ContinuousCritic:
-        return self.policy.critic_target
+    @action_noise.setter
+    def action_noise(self, noise: ActionNoise | float | Annealing | None) -> None:
+        if hasattr(self, "action_space"):
+            noise = exploration.resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
+        elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
+            exploration.check_noise(noise)
+        self.__dict__["action_noise"] = noise
 
     def _setup_model(self) -> None:
         if not hasattr(self, "action_space"):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
-        check_action_bounds(self.action_space)  # type: ignore[arg-type]
-        self._settle()
-        self.action_noise = self.action_noise  # checked, now that a loaded model has its action space too
+        exploration.check_action_bounds(self.action_space)  # type: ignore[arg-type]
+        self._choose_classes()
+        self.action_noise = self.action_noise  # resolved, now that a loaded model has its action space too
         given = self.policy_kwargs
         self.policy_kwargs = policies.arguments(self.policy_class, given, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = given
         policies.require_quantiles(self.policy, self.n_quantiles)
+        policies.require_one_step(self.policy, self.replay_buffer)
         if self.n_steps > 1:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        policies.require_one_step(self.policy, self.replay_buffer)
+        self._checked_settings = [getattr(self, name) for name in CHECKS]
 
-    def _settle(self) -> None:
-        """Check and choose what needs no environment."""
+    def _choose_classes(self) -> None:
+        """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
         self._check_settings()
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
-        self._choose_quantiles()
-        validation.checked_drop(self.top_quantiles_to_drop_per_net, self.n_quantiles)
-        self._choose_replay_buffer_class()
-        transitions.require_known_goals(self.replay_buffer_kwargs)
-
-    def _choose_quantiles(self) -> None:
         request, self.n_quantiles = self.n_quantiles, policies.chosen_quantiles(self.n_quantiles, self.policy_class)
         if request != self.n_quantiles == 1 and self.verbose:
             print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
+        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        transitions.require_known_goals(self.replay_buffer_kwargs)
+        # An automatic choice is made again, so that `load(path, n_steps=1)` takes effect
+        is_automatic = self._replay_buffer_is_automatic
+        if is_automatic is None:  # only SB3 itself writes the model's own `n_steps` into the arguments of a buffer
+            is_automatic = self.replay_buffer_kwargs.get("n_steps") == self.n_steps > 1
+            is_automatic = is_automatic and self.replay_buffer_class is NStepReplayBuffer
+        if is_automatic and self.replay_buffer_class in transitions.AUTOMATIC_CLASSES:
+            self.replay_buffer_class = None
+            given = self.replay_buffer_kwargs
+            self.replay_buffer_kwargs = {name: given[name] for name in given if name not in ("n_steps", "gamma")}
+        self._replay_buffer_is_automatic = self.replay_buffer_class is None
+        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
-    def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
-    ) -> tuple[int, BaseCallback]:
+    def _check_settings(self) -> None:
+        """Check the settings edited since the last call; an edited ``learning_rate`` or ``train_freq`` takes effect."""
+        before = self._checked_settings
+        if before is not None and all(map(operator.is_, before, [getattr(self, name) for name in CHECKS])):
+            return
+        for name, check in CHECKS.items():
+            setattr(self, name, check(name, getattr(self, name)))
+        if before is None:
+            return
+        built = dict(zip(CHECKS, before, strict=True))
+        for name in ("buffer_size", "optimize_memory_usage"):
+            transitions.require_as_built(name, getattr(self, name), built[name])
+        if self.n_steps != built["n_steps"]:
+            transitions.require_n_steps(self.replay_buffer, self.n_steps)
+        policies.require_quantiles(self.policy, self.n_quantiles)
+        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        if self.learning_rate != built["learning_rate"]:
+            self._setup_lr_schedule()  # which SB3 does only once
         self._convert_train_freq()
-        transitions.require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
-        self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
-        self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        try:
-            with self._statistics.kept_if_finite():
-                transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
-        except NonFiniteError:
-            self._last_obs = None  # or the next `learn` would not reset
-            raise
-        if isinstance(self.policy, policies.TD3XPolicy):
-            self.policy.look_for_modes()
-        return result
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        """Not below 0, as SB3's is where the last rollout goes past the end: a schedule may be negative there."""
-        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
-        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+        self._checked_settings = [getattr(self, name) for name in CHECKS]
 
     def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,
@@ -265,24 +321,26 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
         """
         Train for ``total_timesteps`` environment steps.
 
-        :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted
+        :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted, ``math.inf`` lasts until a callback
+            ends the training
         :param callback: one or several SB3 callbacks, called at every step
         :param log_interval: episodes between two log outputs; ``None`` for none
         :param tb_log_name: name of the run in TensorBoard
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
         :param progress_bar: show SB3's progress bar (needs tqdm and rich)
-        :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
-        :raises ValueError: for a layer around ``VecNormalize`` that changes observations after they are stored
-        :raises NonFiniteError: a NaN or infinity from the environment or in an update; no step is made with it
-        :raises EnvironmentDiedError: if the process of an environment has ended
+        :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
         :return: the model itself
+        :raises ValueError: for a setting edited to an invalid value, or a wrapper around ``VecNormalize`` that changes
+            observations after they are stored
+        :raises NonFiniteError: for a NaN or infinity from the environment or in an update; no step is made with it
+        :raises EnvironmentDiedError: if the process of an environment has ended
         """
-        if total_timesteps != math.inf:  # until a callback stops it
-            total_timesteps = validation.whole("total_timesteps", total_timesteps, minimum=0)
+        if total_timesteps != math.inf:
+            total_timesteps = check_int("total_timesteps", total_timesteps, minimum=0)
         if log_interval is not None:
-            log_interval = validation.whole("log_interval", log_interval, minimum=1)
+            log_interval = check_int("log_interval", log_interval, minimum=1)
         with explained_deaths(self.env):
-            super().learn(
+            return super().learn(
                 total_timesteps,
                 callback,
                 log_interval,
@@ -291,67 +349,51 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
                 progress_bar=progress_bar,
                 resume=resume,
             )
-        return self
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """
-        Make updates of the critics, and every ``policy_delay``-th of the actor and the targets.
-
-        While a model that was loaded without its replay buffer refills it, nothing is updated.
-
-        :param gradient_steps: number of updates
-        :param batch_size: transitions per update
-        :raises NonFiniteError: naming the loss and the update; that update and later ones change nothing
-        """
-        if self._must_refill():
-            return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.policy.set_training_mode(True)
-        self._set_learning_rates()
-        if isinstance(self.replay_buffer, NStepReplayBuffer):
-            self.replay_buffer.gamma = self.gamma  # the model's attribute is the truth
-        rule_settings = self._rule_settings()
-        update, losses = self._update_maker(), []
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        self._check_settings()
+        transitions.require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
+        if reset_num_timesteps or self.num_timesteps == 0:
+            request = self._learning_starts_request
+            self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
+        self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
+        self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         try:
-            with update.running(self.batch_size):
-                for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-                    batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env)
-                    with_actor = number % self.policy_delay == 0
-                    losses.append(update(batch, self._draw_noise(batch), rule_settings, with_actor, number))
-                    if (errors := losses[-1].errors) is not None:
-                        self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
-        finally:
-            self._n_updates = max(self._n_updates, update.last_good)
+            with self._statistics.kept_if_finite():
+                transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        except NonFiniteError:
+            self._last_obs = None  # otherwise the next `learn` would not reset
+            raise
+        # A model loaded without its buffer continues past `learning_starts`, where SB3 would train on one transition. And an
+        # automatic number of steps may end before the first episode does, which hindsight replay waits for
+        self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
+        if self._must_refill() and self.num_timesteps >= self.learning_starts:
+            self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
+        if isinstance(self.policy, policies.TD3XPolicy):
+            self.policy.look_for_modes()
+        self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
+        self._choose_path(reset_num_timesteps)
+        return result
 
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in ("critic", "actor", "encoder"):
-            values = [value for one in losses if (value := getattr(one, name)) is not None]
-            if values:
-                self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """Not below 0, as it is in SB3 when the last rollout goes past the end: a schedule may be negative there."""
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
-    def _rule_settings(self) -> UpdateSettings:
-        return UpdateSettings(
-            self.gamma,
-            self.tau,
-            self.target_policy_noise,
-            self.target_noise_clip,
-            self.max_grad_norm,
-            validation.checked_drop(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
-            buffers.check_prioritization(self.prioritization, type(self.replay_buffer)),
-        )
-
-    def _set_learning_rates(self) -> None:
-        validation.checked_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
-        if self.qf_learning_rate is not None:
-            schedule = FloatSchedule(self.qf_learning_rate)
-            rate = validation.checked_rate("qf_learning_rate", schedule(self._current_progress_remaining))
-            update_learning_rate(self.critic.optimizer, rate)
-            self.logger.record("train/qf_learning_rate", rate)
-
-    def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
-        """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
-        actions = batch.actions
-        return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        exploration.anneal(action_noise, self.num_timesteps)
+        return super()._sample_action(learning_starts, action_noise, n_envs)
 
     def _store_transition(
         self,
@@ -372,11 +414,128 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
             self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """
+        Make updates of the critics, and every ``policy_delay``-th time also of the actor and the target networks.
+
+        Nothing is updated while a model that was loaded without its replay buffer refills it.
+
+        :param gradient_steps: number of updates
+        :param batch_size: transitions per update
+        :raises ValueError: for a setting edited to an invalid value
+        :raises NonFiniteError: naming the loss and the update; that update and later ones change nothing
+        """
+        if self._must_refill():
+            return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self._check_settings()
+        self.policy.set_training_mode(True)
+        self._update_learning_rates()
+        if isinstance(self.replay_buffer, NStepReplayBuffer):
+            self.replay_buffer.gamma = self.gamma  # a return has one discount, the model's
+        settings, updater, losses = self._update_settings(), self._get_updater(), []
+        try:
+            with updater.running(self.batch_size):
+                for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
+                    batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env)
+                    with_actor = number % self.policy_delay == 0
+                    losses.append(updater(batch, self._draw_noise(batch), settings, with_actor, number))
+                    if (errors := losses[-1].errors) is not None:
+                        self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
+                    self._last_batch = batch
+        finally:
+            self._n_updates = max(self._n_updates, updater.last_good)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name in ("critic", "actor", "encoder"):
+            values = [value for update in losses if (value := getattr(update, name)) is not None]
+            if values:
+                self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
+
+    def _must_refill(self) -> bool:
+        """Whether the replay buffer holds too few transitions to train on, as after loading a model without its buffer."""
+        if self._is_refilling:
+            stored, needed = transitions.stored_transitions(self.replay_buffer), self._updates_start_at()
+            self._is_refilling = stored < needed or not transitions.can_sample(self.replay_buffer)
+            if self._is_refilling and stored >= 10 * needed:
+                warnings.warn(
+                    "nothing is learned yet: HerReplayBuffer draws from episodes that have ended, and none has. Give the "
+                    "environment a time limit (max_episode_steps)",
+                    stacklevel=2,
+                )
+        return self._is_refilling
+
+    def _updates_start_at(self) -> int:
+        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
+        return min(self.learning_starts, self.replay_buffer.buffer_size * self.replay_buffer.n_envs)
+
+    def _update_learning_rates(self) -> None:
+        check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        if self.qf_learning_rate is not None:
+            schedule = FloatSchedule(self.qf_learning_rate)
+            rate = check_learning_rate("qf_learning_rate", schedule(self._current_progress_remaining))
+            update_learning_rate(self.critic.optimizer, rate)
+            self.logger.record("train/qf_learning_rate", rate)
+
+    def _update_settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            self.gamma,
+            self.tau,
+            self.target_policy_noise,
+            self.target_noise_clip,
+            self.max_grad_norm,
+            check_dropped_quantiles(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
+            buffers.check_prioritization(self.prioritization, type(self.replay_buffer)),
+        )
+
+    def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
+        """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
+        actions = batch.actions
+        return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
+
+    def _updates_ahead(self) -> float:
+        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
+        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
+        if self.gradient_steps == 0:
+            return 0  # learn(math.inf) has no end, and inf * 0 is no number
+        if self.gradient_steps < 0:
+            return steps
+        frequency, unit = self.train_freq  # type: ignore[misc]
+        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
+
+    def path_ahead(self) -> tuple[str, str]:
+        """The path for the steps that are planned, and the reason for it; a run that continues stays on its path if it can."""
+        return choose(self.accelerate, self.policy, self._updates_ahead(), self.update_path)
+
+    def _choose_path(self, is_new_run: bool) -> None:
+        previous_path = None if is_new_run else self.update_path
+        path, reason = choose(self.accelerate, self.policy, self._updates_ahead(), previous_path)
+        if path != previous_path:
+            self.logger.log(f"accelerate: {path} ({reason})")
+        self.update_path = path
+
+    def _get_updater(self) -> gradient_step.Update:
+        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
+        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
+        made_for = (path, self.precision, self.policy)
+        if self._updater is None or self._updater_made_for != made_for:
+            self._updater_made_for = made_for
+            self._updater = (
+                gradient_step.PlainUpdate(self.policy, self.precision)
+                if path == "plain"
+                else FastUpdate(self.policy, self.precision, self.accelerate == "auto", self.logger.log)
+            )
+        return self._updater
+
+    def dump_logs(self) -> None:
+        """Write the log, with the diagnostics."""
+        diagnostics.record(self)
+        super().dump_logs()
+
     def set_random_seed(self, seed: int | None = None) -> None:
         """
         Seed python, numpy, torch, the action space, the environment and the target noise.
 
-        :param seed: ``None`` leaves all but the target noise as they are; that follows torch's global generator then
+        :param seed: ``None`` leaves all but the target noise as they are; that then follows torch's global generator
         """
         if self._loading:
             if self.device.type == "cuda" and self.seed is not None:  # what SB3's seeding does beside the generators
@@ -391,8 +550,146 @@ class TD3X(Editable, Accelerated, Diagnosed, Resumable, Exportable):
                 seed = int(th.randint(2**31, ()))
         self.noise_generator.manual_seed(seed)
 
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Continue with another environment, as in SB3. Hindsight replay then asks it for the rewards of its goals."""
+        super().set_env(env, force_reset)
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env
+
+    @classmethod
+    def load(
+        cls: type[SelfTD3X],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        *,
+        trust: bool = False,
+        **kwargs: Any,
+    ) -> SelfTD3X:
+        """
+        Load a model saved by TD3X or by SB3's ``TD3``.
+
+        The random generators of python, numpy and torch are left as they are, unless ``seed`` is given.
+
+        :param path: the zip file
+        :param env: environment to go on with; may have another number of environments than the saved one
+        :param device: where to put the networks
+        :param custom_objects: replacements for saved objects, by name
+        :param print_system_info: print the versions of the saving and of this system
+        :param force_reset: reset the environment before training
+        :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors
+            and known classes are read, and what the file holds beyond them has to come from ``custom_objects``
+        :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
+        :raises UntrustedModelError: without ``trust``, naming the attribute that runs code and the ways to load it
+        :raises ModelFileError: for a damaged file or another algorithm's
+        :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
+        :raises TypeError: for an attribute that there is not
+        """
+        return model_zip.load(
+            super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
+        )
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """
+        Save the model to a zip, which SB3's ``TD3`` reads too if it was made with ``n_quantiles=1``.
+
+        Attributes that are no plain values, a function as ``learning_rate`` for example, are saved as SB3 does; loading
+        them again takes ``trust=True`` or ``custom_objects``.
+
+        :param path: the file; ``.zip`` is added to a name without suffix
+        :param exclude: attributes to leave out
+        :param include: attributes to save that are left out otherwise
+        """
+        policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
+        model_zip.save(super().save, self, policy_class, path, exclude, include)
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Take networks and optimizers from a saved model or from ``get_parameters``. All of them fit, or none is taken.
+
+        :param load_path_or_dict: a saved model, or state dicts by name
+        :param exact_match: refuse if a network, an optimizer or one of their tensors is missing; ``False`` takes what is given
+        :param device: where the tensors of a saved model are put
+        :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
+        :raises ValueError: for a name that the model does not have, or one that is missing
+        """
+        model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match, device)
+
+    def load_replay_buffer(
+        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True, *, trust: bool = False
+    ) -> None:
+        """
+        Load a replay buffer saved with ``save_replay_buffer``.
+
+        :param path: the file
+        :param truncate_last_traj: end the unfinished episodes where the buffer ends
+        :param trust: read the file as SB3 does, which runs whatever code it holds
+        :raises UntrustedModelError: without ``trust``, for a buffer of an unknown class or with objects of other classes
+        :raises ModelFileError: for a damaged file
+        :raises ValueError: for a buffer of another number of environments, other spaces, other n-step returns, or priorities
+            that do not go with ``prioritization``. After any error the model has the buffer that it had
+        """
+        loaded = read_buffer(path, trust)
+        n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
+        transitions.check_fits(loaded, self.n_envs, n_steps, self.observation_space, self.action_space)
+        buffers.check_prioritization(self.prioritization, type(loaded))
+        if isinstance(loaded, HerReplayBuffer):
+            if self.env is None:
+                raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
+            loaded.set_env(self.env)
+        if truncate_last_traj:
+            transitions.cut(loaded)
+        loaded.device = self.device
+        self.replay_buffer = loaded
+
+    def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
+        """
+        Write what ``predict`` does as one ONNX graph, from raw observations to actions of the environment.
+
+        Inputs are called ``observation``, or as the keys of a Dict observation; the output is ``action`` (``chosen_action``
+        where a key has that name). All have a batch axis of any size. The graph computes the same actions as ``predict``
+        within 1e-5 of half the action's range; this is checked before the file is written.
+
+        :param path: the file to write, usually ``.onnx``
+        :param env: its ``VecNormalize`` and ``VecTransposeImage`` become part of the graph; ``None`` is the model's own. A
+            model without an environment takes observations as its ``observation_space`` says, normalized already.
+            Gymnasium's wrappers and ``VecFrameStack`` stay outside: the graph takes what they give
+        :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
+            wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
+        :raises FileNotFoundError: if the folder of ``path`` does not exist
+        """
+        onnx.export_onnx(self, path, env)
+
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *NOT_SAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
+        return {**self.__dict__, "_updater": None, "_updater_made_for": None}
+
+
+def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:
+    """
+    Check all arguments of ``TD3X`` that do not depend on an environment, before one is made.
+
+    :raises ValueError: for the first that is not valid
+    """
+    model = TD3X(policy, None, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
+    model._choose_classes()
+    policies.require_known(model.policy_class, policies.arguments(model.policy_class, model.policy_kwargs, model.n_quantiles))

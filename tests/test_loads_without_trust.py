@@ -77,21 +77,7 @@ def test_every_kind_of_model_comes_back_without_trust(settings, tmp_path):
     assert largest_difference(weights(loaded), weights(saved)) == 0
     for name in ("actor", "critic"):
         assert equal(*(dict(getattr(one, name).optimizer.state_dict()) for one in (loaded, saved)))
-    left_out = {
-        "env",
-        "policy",
-        "replay_buffer",
-        "_logger",
-        "_vec_normalize_env",
-        "device",
-        "_updater",
-        "_updater_made_for",
-        "_last_batch",
-        "_checked_settings",
-        "_is_refilling",
-        "_pace",
-        "_statistics",
-    }
+    left_out = set(saved._excluded_save_params())
     # Building a network for images draws from the observation space
     for name in set(vars(saved)) - left_out - {"observation_space"}:
         assert equal(getattr(loaded, name), getattr(saved, name)), name

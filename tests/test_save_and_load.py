@@ -125,17 +125,6 @@ def test_hindsight_replay_without_its_environment_is_not_the_files_fault(tmp_pat
     assert TD3X.load(tmp_path / "model", replay_buffer_class=None).replay_buffer_class is not HerReplayBuffer
 
 
-@pytest.mark.parametrize("name", ["gamma", "policy_delay", "batch_size", "target_policy_noise", "gradient_steps"])
-def test_a_value_that_could_not_be_loaded_cannot_be_set(name):
-    algorithm = model()
-    before = getattr(algorithm, name)
-    with pytest.raises(ValueError, match=name):
-        setattr(algorithm, name, -2)
-    assert getattr(algorithm, name) == before
-    setattr(algorithm, name, 1.0)
-    assert getattr(algorithm, name) == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,4 +1,4 @@
-"""The tables of docs/ablation.md: what each change was worth, from the short runs on tuning seeds."""
+"""The tables of docs/ablations.md: what each change was worth, from the short runs on tuning seeds."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
 
 
 class Change(NamedTuple):
-    """Two settings that differ in one thing, and what became of it."""
+    """Two settings that differ in one thing, and what was decided."""
 
     what: str
     setting: str
@@ -41,7 +41,7 @@ CHANGES = (
     Change("two updates per step", "q25-tau0.02-steps2", QUANTILES, "an option"),
     Change("two updates per step, batches of 64", "q25-tau0.02-batch64-steps2", QUANTILES, "an option"),
     Change("learning rate 3e-4, not 7e-4", "q25-tau0.02-lr3e-4", QUANTILES, "an option"),
-    Change("prioritised replay (LAP)", "q25-tau0.02-lap", QUANTILES, "an option"),
+    Change("prioritized replay (LAP)", "q25-tau0.02-lap", QUANTILES, "an option"),
     Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "dropped"),
     Change("bfloat16 products", "q25-tau0.02-bf16", QUANTILES, "an option"),
 )
@@ -123,9 +123,5 @@ def values_table() -> str:
 
 
 def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
-    """Fill the page's tables."""
-    found = runs()
-    fill(page, "ablation table", ablation_table(found))
-    fill(page, "screening table", screening_table(found))
-    fill(page, "averages table", averages_table())
-    fill(page, "values table", values_table())
+    """Fill the page's table."""
+    fill(page, "ablation table", ablation_table(runs()))

@@ -1,7 +1,7 @@
 """
-Make the pictures and tables of README and docs from the raw results.
+Make the figures and tables of README and docs from the raw results, and all tables in ``results/README.md``.
 
-Usage: ``python benchmarks/figures.py [--film logs/td3x/Walker2DBulletEnv-v0_1/video/best_model.mp4]``
+Usage: ``python benchmarks/figures.py [--video logs/td3x/Walker2DBulletEnv-v0_1/video/best_model.mp4]``
 """
 
 import argparse
@@ -11,47 +11,14 @@ from pathlib import Path
 import ablation_figures
 import imageio.v2 as imageio
 import numpy as np
+import results_figures
 import speed_figures
-import strength_figures
-from matplotlib.figure import Figure
-from results import RETURNS, read, runs
+from PIL import Image
+from results import runs
 
 ROOT = Path(__file__).parent.parent
-CHECKPOINTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
-RAY_VEC_ENV = ROOT / "benchmarks" / "results" / "ray_vec_env.json"
-STUDY = ROOT / "benchmarks" / "results" / "study.json"
+RESULTS = ROOT / "benchmarks" / "results"
 STATIC = ROOT / "docs" / "_static"
-WALKER = {
-    "TD3X, preset default": ("td3x_default_Walker2DBulletEnv-v0_s0", "#1f5fa8"),
-    "the same with embeddings": ("td3x_embeddings_Walker2DBulletEnv-v0_s0", "#a06cc0"),
-    "the same, TD3's critics, tau 0.005, constant rate": ("td3x_scalar-compiled_Walker2DBulletEnv-v0_s0", "#8fb3dd"),
-    "TD3X, preset t3d": ("td3x_t3d_Walker2DBulletEnv-v0_s0", "#c8501e"),
-    "SB3 TD3, rl-zoo's settings": ("sb3_td3_zoo_Walker2DBulletEnv-v0_s0", "#777777"),
-}
-
-
-def walker_runs() -> dict[str, tuple[dict[str, np.ndarray], str]]:
-    """The walker's runs that are there: label to columns and colour."""
-    return {label: (read(name), colour) for label, (name, colour) in WALKER.items() if (RETURNS / f"{name}.csv").exists()}
-
-
-def draw_walker(out: Path) -> None:
-    figure = Figure(figsize=(7.5, 4), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    for label, (run, colour) in walker_runs().items():
-        steps, mean, spread = run["timesteps"], run["mean_return"], run["std_return"]
-        axes.plot(steps, mean, color=colour, linewidth=1.5, label=label)
-        axes.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
-    axes.set_title("Walker2DBulletEnv-v0, seed 0", fontsize=11, loc="left")
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return per episode")
-    axes.set_xlim(0, 500_000)
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
-    figure.savefig(out)
 
 
 def checkpoints_table() -> str:
@@ -66,7 +33,7 @@ def checkpoints_table() -> str:
         "resume",
     )
     lines = [f"| transitions | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for row in json.loads(CHECKPOINTS.read_text())["rows"]:
+    for row in json.loads((RESULTS / "checkpoints.json").read_text())["rows"]:
         costs = {
             name: f"{row[name]['seconds']:.3f} s, {row[name]['bytes'] / 1e6:.1f} MB" for name in ("sb3", "first", "later")
         }
@@ -87,7 +54,7 @@ def checkpoints_table() -> str:
 
 def study_table() -> str:
     """What the engine of a study costs, as Markdown."""
-    facts = json.loads(STUDY.read_text())
+    facts = json.loads((RESULTS / "study.json").read_text())
     middle = {name: float(np.median(values)) for name, values in facts["seconds"].items()}
     lines = [f"| {facts['runs']} runs of {facts['steps']:,} steps | seconds | runs per hour | more than directly, per run |"]
     lines.append("|---" * 4 + "|")
@@ -103,7 +70,7 @@ def study_table() -> str:
 
 def ray_vec_env_table() -> str:
     """Steps per second of environments elsewhere, as Markdown: for the sleeping simulator as a share of the ideal."""
-    rows = json.loads(RAY_VEC_ENV.read_text())["rows"]
+    rows = json.loads((RESULTS / "ray_vec_env.json").read_text())["rows"]
     names = list(max((row["contenders"] for row in rows), key=len))
     lines = [f"| simulator, environments | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for row in rows:
@@ -126,31 +93,56 @@ def fill(page: Path, marker: str, text: str) -> None:
     page.write_text(f"{before}{opening}{text}\n{closing}{after}")
 
 
-def draw_film_strip(film: Path, out: Path, first: int = 120, every: int = 9, count: int = 6) -> None:
-    """Frames side by side, cut to the middle of the picture; at 60 a second, every ninth is 0.15 s apart."""
-    frames = imageio.mimread(film, memtest=False)[first : first + every * count : every]
-    imageio.imwrite(out, np.concatenate([frame[:, 60:-60] for frame in frames], axis=1))
+def write_raw_tables(page: Path) -> None:
+    """All tables that the documentation is too short for."""
+    found = runs()
+    sections = {
+        "Results on PyBullet": results_figures.results_table(found),
+        "Variants of TD3X": results_figures.variants_table(found),
+        "Thousand steps to published scores of SB3's TD3, seed by seed": results_figures.milestones_table(found),
+        "Every run": results_figures.runs_table(found),
+        "The last and the best actor of a run on 100 fresh episodes": results_figures.actors_table(),
+        "Short runs": ablation_figures.screening_table(found),
+        "What critics promise and what the actor earns": ablation_figures.values_table(),
+        "Averages of the actor's weights, mean and lowest evaluation": ablation_figures.averages_table(),
+        "Update time by size, AMD EPYC (Zen 4)": speed_figures.growth(),
+        "Update time, AMD EPYC (Zen 5)": speed_figures.processor("zen5"),
+        "Update time, Intel Xeon with AMX": speed_figures.processor("intel"),
+    }
+    made = "Made by `python benchmarks/figures.py`. Runs shared machines, so their minutes do not compare methods."
+    parts = [f"## {title}\n\n{text}\n" for title, text in sections.items()]
+    page.write_text("\n".join(["# Raw results as tables\n", f"{made}\n", *parts]))
+
+
+def draw_animation(video: Path, out: Path, first: int = 120, every: int = 3, count: int = 60, width: int = 360) -> None:
+    """The middle of a part of a video as a GIF of 20 frames per second with few colors."""
+    frames = [Image.fromarray(frame) for frame in imageio.mimread(video, memtest=False)[first : first + every * count : every]]
+    wide, high = frames[0].size
+    box = (int(0.2 * wide), int(0.3 * high), int(0.8 * wide), int(0.8 * high))
+    size = (width, width * (box[3] - box[1]) // (box[2] - box[0]))
+    parts = [frame.crop(box).resize(size, Image.Resampling.LANCZOS) for frame in frames]
+    palette = parts[0].quantize(64)
+    images = [part.quantize(64, palette=palette, dither=Image.Dither.NONE) for part in parts]
+    images[0].save(out, save_all=True, append_images=images[1:], duration=50, loop=0, optimize=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--film", type=Path, help="a film to take the strip of frames from")
-    film = parser.parse_args().film
-    STATIC.mkdir(parents=True, exist_ok=True)
-    draw_walker(STATIC / "walker_curve.png")
-    results = strength_figures.results_table(runs())
-    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
-        fill(page, "results table", results)
-    fill(ROOT / "README.md", "rivals table", strength_figures.rivals_table(runs()))
-    strength_figures.write(ROOT / "docs" / "strength.md", STATIC / "strength.png", fill)
-    ablation_figures.write(ROOT / "docs" / "ablation.md", fill)
+    parser.add_argument("--video", type=Path, help="a video of the walker, to make the animation of")
+    video = parser.parse_args().video
+    found = runs()
+    fill(ROOT / "README.md", "results table", results_figures.readme_table(found))
+    results_figures.write(ROOT / "docs" / "results.md", STATIC / "results.png", fill)
+    ablation_figures.write(ROOT / "docs" / "ablations.md", fill)
     speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
+    fill(ROOT / "docs" / "decisions.md", "speed targets", speed_figures.targets())
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
-    fill(ROOT / "docs" / "scale.md", "study table", study_table())
-    fill(ROOT / "docs" / "environments_elsewhere.md", "steps table", ray_vec_env_table())
-    if film is not None:
-        draw_film_strip(film, STATIC / "walker_film.png")
-    print(results)
+    fill(ROOT / "docs" / "experiments.md", "study table", study_table())
+    fill(ROOT / "docs" / "distributed.md", "steps table", ray_vec_env_table())
+    write_raw_tables(RESULTS / "README.md")
+    if video is not None:
+        draw_animation(video, STATIC / "walker.gif")
+    print(results_figures.results_table(found))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-Make the runs behind docs/strength.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3 and sb3-contrib's TQC.
+Make the runs behind docs/results.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3 and sb3-contrib's TQC.
 
 Writes one CSV of evaluation scores per run. A run whose CSV is there is skipped and one that was interrupted goes on from its
 last checkpoint (in ``runs/``), so the same command finishes an interrupted grid.

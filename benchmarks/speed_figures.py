@@ -171,8 +171,6 @@ def draw(out: Path) -> None:
 
 
 def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
-    for section in (updates, targets, growth, walker, recipe, memory):
+    for section in (updates, recipe, walker, memory):
         fill(page, f"speed {section.__name__}", section())
-    for prefix in PROCESSORS:
-        fill(page, f"speed {prefix}", processor(prefix))
     draw(picture)

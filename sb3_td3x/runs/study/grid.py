@@ -64,7 +64,7 @@ def _mapping(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"is not plain YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError("holds no keys: see docs/scale.md for a study file")
+        raise ValueError("holds no keys: see docs/experiments.md for a study file")
     return content
 
 

@@ -1,0 +1,88 @@
+"""
+Write the trained agents of ``agents/`` from run folders: the best actor of each run with its scores, settings and checksums.
+
+Usage: ``python benchmarks/agents.py runs/td3x_default_Walker2DBulletEnv-v0_s0 ...``
+
+Only the actor is kept. The critics of the saved models are as small as critics can be, so that each model is an ordinary one
+that ``TD3X.load`` and ``td3x enjoy`` read.
+"""
+
+import argparse
+import io
+import shutil
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_td3x import TD3X
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import environments, play
+
+AGENTS = Path(__file__).parent.parent / "agents"
+SEED = 1_000
+HEAD = """# Trained agents
+
+The best actor of one run per task, by its evaluations. `td3x enjoy agents/Walker2DBulletEnv-v0` plays one. The score
+is the mean return of fresh episodes without noise, ± the standard deviation over them. It is that of one selected actor: the
+[benchmark results](../docs/results.md) say what to expect of a run. The models contain actors only and cannot be trained on.
+
+| task | score | episodes | setting and seed of the run | steps | SHA-256 of the model |
+|---|---|---|---|---|---|
+"""
+
+
+def actor_only(saved: Path, env: VecEnv) -> TD3X:
+    """A model with the actor of a saved one, and critics of one unit. Only tensors are read, so any version will do."""
+    with zipfile.ZipFile(saved) as archive:
+        tensors = th.load(io.BytesIO(archive.read("policy.pth")), map_location="cpu", weights_only=True)
+    actor = {name.removeprefix("actor."): tensor for name, tensor in tensors.items() if name.startswith("actor.")}
+    layers = [len(tensor) for name, tensor in actor.items() if name.endswith(".bias")][:-1]
+    kwargs = {"net_arch": {"pi": layers, "qf": [1]}, "n_critics": 1}
+    model = TD3X("MlpPolicy", env, policy_kwargs=kwargs, n_quantiles=1, buffer_size=1, seed=0, device="cpu")
+    model.actor.load_state_dict(actor)
+    for target, source in zip(model.actor_target.parameters(), model.actor.parameters(), strict=True):
+        target.data = source.data  # one tensor for both, which is saved once
+    return model
+
+
+def write(run: RunDir, out: Path, episodes: int) -> str:
+    """:return: the agent's line of the table"""
+    agent = RunDir(out / run.env_id, run.env_id)
+    shutil.rmtree(agent.path, ignore_errors=True)
+    agent.settings.mkdir(parents=True)
+    for source in (run.args_file, run.config_file):
+        shutil.copyfile(source, agent.settings / source.name)
+    for name in ("scores.csv", "evaluations.npz"):
+        shutil.copyfile(run.path / name, agent.path / name)
+    environments.require_registered(run.env_id)
+    env = make_vec_env(run.env_id)
+    actor_only(run.best_model, env).save(agent.best_model)
+    env.close()
+    returns = play.evaluate(agent, episodes, SEED, "cpu")
+    steps, scores = run.scores()
+    sums = {path: sha256(path.read_bytes()).hexdigest() for path in sorted(agent.path.rglob("*")) if path.is_file()}
+    lines = [f"{digest}  {path.relative_to(agent.path).as_posix()}" for path, digest in sums.items()]
+    (agent.path / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    arguments = run.arguments()
+    made = f"{arguments.get('setting') or arguments.get('preset')}, seed {arguments['seed']}"
+    best = f"{steps[scores.mean(axis=1).argmax()]:,}"
+    score = f"{returns.mean():.0f} ± {np.std(returns):.0f} | {episodes}"
+    return f"| {run.env_id} | {score} | {made} | {best} | `{sums[agent.best_model]}` |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="one run folder per task")
+    parser.add_argument("--episodes", type=int, default=100, help="of the evaluation")
+    arguments = parser.parse_args()
+    lines = [write(RunDir.open(path), AGENTS, arguments.episodes) for path in arguments.runs]
+    (AGENTS / "README.md").write_text(HEAD + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The tables and the figure of docs/results.md, from the runs in ``results/returns``."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
+from speed_figures import BENCH
+
+from sb3_td3x.results.iqm import interquartile_mean
+
+DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
+METHODS = {
+    DEFAULT: ("TD3X", "#1f5fa8"),
+    SB3_TD3: ("SB3 TD3", "#d0561f"),
+    SB3_TQC: ("sb3-contrib TQC", "#2f8f4e"),
+}
+VARIANTS = {
+    ("td3x", "embeddings"): "TD3X with embeddings",
+    ("td3x", "nstep3"): "TD3X, three-step returns",
+    ("td3x", "q25-tau0.02"): "TD3X, constant learning rate",
+    ("td3x", "scalar-compiled"): "TD3X, TD3's critics, tau 0.005, constant learning rate",
+    ("td3x", "t3d"): "TD3X, preset t3d",
+}
+ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
+# Means of the last 100,000 of 500,000 steps, one seed each, from the evaluations in DLR-RM/rl-trained-agents
+ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "sb3-contrib TQC": (3330, 3008, 2587, 2041)}
+# Of SB3's TD3 after a million steps, three seeds each, from SB3's documentation (docs/modules/td3.md)
+SB3_PUBLISHES = (2774, 3305, 2429, 2063)
+OTHERS = {
+    "Pendulum-v1": "above -180 by 10k",
+    "MountainCarContinuous-v0": "above 90",
+    "LunarLanderContinuous-v3": "above 250 by 300k",
+    "BipedalWalker-v3": "above 250 by 300k",
+    # mean of 10 seeds at 300,000 steps in sfujim/TD3's learning_curves/, on v1 of the tasks
+    "HalfCheetah-v5": "7697 at 300k, as the authors' TD3 on v1",
+    "Hopper-v5": "2410 at 300k, as the authors' TD3 on v1",
+}
+"""Tasks of other families, and their targets."""
+LAST = 100_000
+SMOOTH = 5
+"""Evaluations in the running mean of the curves."""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def reported(found: Runs, method: tuple[str, str], environment: str) -> list[dict[str, np.ndarray]]:
+    """The runs of 500,000 steps on the seeds that are reported."""
+    members = found.get((*method, environment), [])
+    return [run for run in members if int(run["seed"][0]) < TUNING_SEEDS and run["timesteps"].max() >= 500_000]
+
+
+def ends(found: Runs, method: tuple[str, str], environment: str) -> list[float]:
+    return [last(run, LAST) for run in reported(found, method, environment)]
+
+
+def short(environment: str) -> str:
+    return environment.removesuffix("BulletEnv-v0")
+
+
+def results_table(found: Runs) -> str:
+    """Mean of the last 100,000 steps, its standard deviation over seeds, and their number."""
+    rows = [[label, *(_cell(ends(found, method, env)) for env in ENVIRONMENTS)] for method, (label, _) in METHODS.items()]
+    rows += [[f"{label}, published agents", *(f"{value} (1)" for value in values)] for label, values in ZOO_AGENTS.items()]
+    return table(["return after 500,000 steps", *map(short, ENVIRONMENTS)], rows)
+
+
+def readme_table(found: Runs) -> str:
+    """The means alone."""
+    rows = [
+        [label, *(f"{np.mean(scores):.0f}" if (scores := ends(found, method, env)) else "-" for env in ENVIRONMENTS)]
+        for method, (label, _) in METHODS.items()
+    ]
+    return table(["", *map(short, ENVIRONMENTS)], rows)
+
+
+def variants_table(found: Runs) -> str:
+    rows = [[label, *(_cell(ends(found, method, env)) for env in ENVIRONMENTS)] for method, label in VARIANTS.items()]
+    return table(["return after 500,000 steps", *map(short, ENVIRONMENTS)], rows)
+
+
+def _cell(values: Sequence[float]) -> str:
+    spread = f" ± {np.std(values, ddof=1):.0f}" if len(values) > 1 else ""
+    return f"{round(np.mean(values))}{spread} ({len(values)})" if values else "-"
+
+
+def iqm_table(found: Runs) -> str:
+    """Interquartile means over environments and seeds, as multiples of other scores."""
+    rows = [
+        _iqm_row(found, DEFAULT, f"{label}, published agents (1 seed)", ENVIRONMENTS, values)
+        for label, values in ZOO_AGENTS.items()
+    ]
+    means = {env: float(np.mean(scores)) for env in ENVIRONMENTS if len(scores := ends(found, SB3_TD3, env)) > 1}
+    where = f"SB3 TD3, run here ({', '.join(map(short, means))})"
+    rows += [_iqm_row(found, method, where, tuple(means), tuple(means.values())) for method in (DEFAULT, SB3_TD3) if means]
+    return table(["as a multiple of", "method", "seeds", "interquartile mean", "95 % interval"], rows)
+
+
+def _iqm_row(
+    found: Runs, method: tuple[str, str], label: str, environments: Sequence[str], units: Sequence[float]
+) -> list[str]:
+    members = [ends(found, method, env) for env in environments]
+    seeds = min(map(len, members))
+    scores = np.array([scores[:seeds] for scores in members]).T / units
+    mean, low, high = (float(values[0]) for values in interquartile_mean(scores[..., None]))
+    return [label, METHODS[method][0], f"{seeds}", f"{mean:.2f}", f"{low:.2f} to {high:.2f}"]
+
+
+def others_table(found: Runs) -> str:
+    rows = []
+    for env, target in OTHERS.items():
+        members = found.get((*DEFAULT, env), [])
+        lengths = " and ".join(f"{length:,}" for length in sorted({int(run["timesteps"].max()) for run in members})) or "-"
+        best = ", ".join(f"{round(run['mean_return'].max())}" for run in members) or "-"
+        rows.append([env, target, lengths, _cell([float(run["mean_return"][-1]) for run in members]), best])
+    return table(["task", "target", "steps", "last evaluation (seeds)", "best evaluation of each seed"], rows)
+
+
+def milestones_table(found: Runs) -> str:
+    """Thousand steps until the mean of five evaluations passed two published scores of SB3's TD3."""
+    rows = []
+    for method, label in {**{method: label for method, (label, _) in METHODS.items()}, **VARIANTS}.items():
+        for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
+            if members := reported(found, method, env):
+                levels = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
+                rows.append([label, short(env), *levels])
+    return table(["method", "task", "published agent, 500,000 steps", "SB3's documentation, 1,000,000 steps"], rows)
+
+
+def _passed(run: dict[str, np.ndarray], level: float) -> str:
+    above = run["timesteps"][SMOOTH - 1 :][_smoothed(run) > level]
+    return f"{above[0] / 1000:.0f}" if len(above) else "never"
+
+
+def runs_table(found: Runs) -> str:
+    """A line per run on the seeds that are reported."""
+    marks = (100_000, 200_000, 300_000, 400_000, 500_000)
+    rows = []
+    for algo, setting, env in sorted(found):
+        for run in reported(found, (algo, setting), env):
+            at = ["-" if (value := score(run, mark)) is None else f"{value:.0f}" for mark in marks]
+            end = [f"{last(run, LAST):.0f}", f"{run['mean_return'].max():.0f}", f"{run['wall_seconds'][-1] / 60:.0f}"]
+            rows.append([f"{algo} {setting}", env, f"{int(run['seed'][0])}", *at, *end])
+    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 100k", "best", "minutes")
+    return table(["run", "task", "seed", *heads], rows)
+
+
+def actors_table() -> str:
+    """What the last and the best actor of a run score on 100 fresh episodes, mean and standard deviation over them."""
+    rows = []
+    for path in sorted(ACTORS.glob("*.json")):
+        returns = json.loads(path.read_text())["returns"]
+        actors = (returns["live"], returns["best by evaluations"])
+        rows.append([path.stem.removeprefix("td3x_"), *(f"{np.mean(one):.0f} ± {np.std(one):.0f}" for one in actors)])
+    return table(["run", "last actor", "best by evaluations"], rows)
+
+
+def draw(found: Runs, out: Path) -> None:
+    """Mean and 95 % interval over all seeds, above over steps and below over minutes, a column per task."""
+    figure = Figure(figsize=(12, 5.6), dpi=110, layout="constrained")
+    panels = figure.subplots(2, len(ENVIRONMENTS), sharey="col")
+    for column, env in enumerate(ENVIRONMENTS):
+        for method, (label, color) in METHODS.items():
+            if members := reported(found, method, env):
+                steps = members[0]["timesteps"][SMOOTH - 1 :]
+                scores = np.array([_smoothed(run) for run in members])
+                for axes, places in zip(
+                    panels[:, column], (steps / 1000, steps * _minutes_per_step(method, members)), strict=True
+                ):
+                    _draw_curve(axes, places, scores, label, color)
+        panels[0, column].set_title(short(env), fontsize=12, loc="left")
+        for axes, unit in zip(panels[:, column], ("thousand steps", "minutes"), strict=True):
+            axes.set(xlim=(0, None), ylim=(0, None), xlabel=unit)
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("return per episode")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    panels[0, 1].legend(handles, labels, frameon=False, loc="lower right")
+    figure.savefig(out)
+
+
+def _draw_curve(axes: Axes, places: np.ndarray, scores: np.ndarray, label: str, color: str) -> None:
+    """:param scores: ``(seeds, evaluations)``"""
+    axes.plot(places, scores.mean(axis=0), color=color, linewidth=1.8, label=label)
+    if len(scores) > 1:
+        drawn = np.random.default_rng(0).integers(len(scores), size=(2_000, len(scores)))
+        low, high = np.quantile(scores[drawn].mean(axis=1), (0.025, 0.975), axis=0)
+        axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _minutes_per_step(method: tuple[str, str], members: Sequence[dict[str, np.ndarray]]) -> float:
+    """As measured on a quiet Zen 5 with the walker; for TQC, which was not measured so, of its own runs on that processor."""
+    if method == SB3_TQC:
+        return float(np.mean([run["wall_seconds"][-1] / run["timesteps"][-1] for run in members])) / 60
+    rows = json.loads((BENCH / "zen5_recipe_env-Walker2DBulletEnv-v0.json").read_text())["rows"]
+    return next(row["ms"] for row in rows if row["name"] == METHODS[method][0]) / 60_000
+
+
+def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:
+    return np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
+
+
+def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
+    """Draw the figure and fill the page's tables."""
+    found = runs()
+    draw(found, picture)
+    fill(page, "results table", results_table(found))
+    fill(page, "iqm table", iqm_table(found))
+    fill(page, "others table", others_table(found))

@@ -121,7 +121,7 @@ def draw_animation(video: Path, out: Path, first: int = 120, every: int = 3, cou
     box = (int(0.2 * wide), int(0.3 * high), int(0.8 * wide), int(0.8 * high))
     size = (width, width * (box[3] - box[1]) // (box[2] - box[0]))
     parts = [frame.crop(box).resize(size, Image.Resampling.LANCZOS) for frame in frames]
-    palette = parts[0].quantize(64)
+    palette = parts[0].quantize(64, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colors
     images = [part.quantize(64, palette=palette, dither=Image.Dither.NONE) for part in parts]
     images[0].save(out, save_all=True, append_images=images[1:], duration=50, loop=0, optimize=True)
 

@@ -6,20 +6,25 @@ import runpy
 import shlex
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
 
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import play
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+AGENTS = sorted(path for path in (ROOT / "agents").iterdir() if path.is_dir())
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 300  # blocks and examples are run with this many steps instead of those they show
-ELSEWHERE = {"walk_without_torch.py"}  # needs an exported model: test_exports_to_onnx runs it
-FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"]}
+ELSEWHERE = {"walk_without_torch.py", "demo.py"}  # one needs an exported model: test_exports_to_onnx runs it
+FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"], "demonstrations.py": ["--demonstrations", "300"]}
 
 
 def blocks(language):
@@ -71,7 +76,7 @@ def test_shown_commands_exist(code):
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)
 def test_examples(path, tmp_path, monkeypatch):
-    assert len(path.read_text().splitlines()) <= 40
+    assert len(path.read_text().splitlines()) <= 50
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(path), "--steps", str(STEPS), *FEWER.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
@@ -85,6 +90,27 @@ def test_an_interrupted_example_goes_on(tmp_path, monkeypatch, capsys):
         end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
     assert "going on after 200 steps" in capsys.readouterr().out
     assert end["model"].num_timesteps == 400
+
+
+def test_the_demo_shows_the_walker_and_ends_with_a_report(tmp_path):
+    arguments = [sys.executable, ROOT / "examples" / "demo.py", "--steps", "1000"]
+    environment = {**os.environ, "BROWSER": "true", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    video, picture = (tmp_path / "logs" / "demo" / name for name in ("walker.mp4", "walker.png"))
+    assert min(video.stat().st_size, picture.stat().st_size) > 50_000
+    (report,) = (tmp_path / "logs" / "demo" / "td3x").glob("Pendulum-v1_*/report.html")
+    assert str(report.relative_to(tmp_path)) in done.stdout
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda path: path.name)
+def test_a_shipped_agent_is_what_its_checksums_say_and_plays_without_trust(agent):
+    for line in (agent / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert sha256((agent / name).read_bytes()).hexdigest() == digest
+    (returned,) = play.evaluate(RunDir.open(agent), episodes=1, seed=0)
+    claimed = float(re.search(rf"\| {agent.name} \| (\d+)", (agent.parent / "README.md").read_text())[1])
+    assert returned > 0.5 * claimed
 
 
 @pytest.mark.soak

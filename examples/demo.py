@@ -11,8 +11,9 @@ import numpy as np
 
 OUT = Path("logs", "demo")
 # Small networks and TD3's own critics, so that the pendulum is solved within a minute
-PENDULUM = """--env Pendulum-v1 --eval-freq 1000 --eval-episodes 5 --set policy_kwargs.net_arch=[64,64] --set learning_rate=2e-3
-    --set learning_starts=500 --set batch_size=128 --set gamma=0.95 --set tau=0.02 --set n_quantiles=1 --set action_noise=0.3"""
+PENDULUM = """--env Pendulum-v1 --eval-freq 1000 --eval-episodes 5 --set policy_kwargs.net_arch=[64,64]
+    --set learning_rate=2e-3 --set learning_starts=500 --set batch_size=128 --set gamma=0.95 --set tau=0.02 --set n_quantiles=1
+    --set action_noise=0.3"""
 
 
 def td3x(*arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""A network of one's own: a features extractor, other layers for actor and critics, another optimiser."""
+"""A network of your own: a features extractor, different layers for actor and critics, another optimizer."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from sb3_td3x import TD3X
 
 
 class Angles(BaseFeaturesExtractor):
-    """Pendulum's observation (cos, sin, speed), normalised by a layer norm behind one linear layer."""
+    """Pendulum's observation (cos, sin, speed), through one linear layer and layer normalization."""
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 32):
         super().__init__(observation_space, features_dim)
@@ -35,4 +35,4 @@ network = {
 model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs=network, seed=0)
 model.learn(parser.parse_args().steps)
 model.save("pendulum_custom")
-TD3X.load("pendulum_custom", trust=True)  # a class of one's own is loaded only when asked for
+TD3X.load("pendulum_custom", trust=True)  # a class of your own is loaded only if the file is trusted

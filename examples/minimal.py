@@ -1,4 +1,4 @@
-"""Train on Pendulum, save, load, act: SB3's interface from end to end. About a minute on one core."""
+"""Train on Pendulum, save, load, act: SB3's interface from beginning to end. It takes about a minute on one core."""
 
 import argparse
 
@@ -16,6 +16,6 @@ model = TD3X("MlpPolicy", env, learning_starts=min(1_000, steps / 2), policy_kwa
 model.learn(steps)
 model.save("pendulum")
 
-again = TD3X.load("pendulum", env=env)
-mean, std = evaluate_policy(again, again.get_env(), n_eval_episodes=10)
+model = TD3X.load("pendulum", env=env)
+mean, std = evaluate_policy(model, model.get_env(), n_eval_episodes=10)
 print(f"return {mean:.0f} ± {std:.0f}")

@@ -1,4 +1,4 @@
-"""A robot arm reaches for a goal: Dict observations, a reward only at the goal, hindsight replay. Extra `robot`."""
+"""A robot arm reaches for a goal: Dict observations, a reward only at the goal, hindsight replay."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from sb3_td3x import TD3X
 
 
 def success_rate(model: TD3X, env: gym.Env, episodes: int) -> float:
-    """The share of episodes that end at their goal, without noise, on seeds that training has not seen."""
+    """Fraction of episodes that end at their goal, without noise, on seeds that training has not used."""
     successes = []
     for episode in range(episodes):
         observation, _ = env.reset(seed=10_000 + episode)

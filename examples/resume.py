@@ -1,4 +1,4 @@
-"""Train with checkpoints. Stop it at any moment, start it again: it goes on from the last checkpoint to the same end."""
+"""Train with checkpoints. Stop it at any moment and start it again: it resumes from the last checkpoint to the same end."""
 
 import argparse
 from pathlib import Path
@@ -13,12 +13,12 @@ parser.add_argument("--steps", type=float, default=10_000)
 parser.add_argument("--run", type=Path, default=Path("resumable"), help="folder of the checkpoints")
 args = parser.parse_args()
 
-env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # each episode begins as its number says
+env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # the start of an episode depends on its number only
 checkpoints = TD3XCheckpointCallback(max(args.steps // 10, 1), args.run)
 if args.run.exists():
     model = resume_run(args.run, env)
-    print(f"going on after {model.num_timesteps} steps")
+    print(f"resumed after {model.num_timesteps} steps")
 else:
     model = TD3X("MlpPolicy", env, policy_kwargs={"net_arch": [128, 128]}, seed=0)
-model.learn(args.steps, checkpoints, resume=args.run.exists())  # to this many steps in all
+model.learn(args.steps, checkpoints, resume=args.run.exists())  # to this many steps in total
 model.save("pendulum_resumable")

@@ -1,4 +1,4 @@
-"""Search settings with Optuna: a trial whose evaluations fall behind the others' is given up, the best model is kept."""
+"""Search for hyperparameters with Optuna: a trial that falls behind the others is stopped, and the best model is kept."""
 
 import argparse
 import shutil
@@ -14,14 +14,16 @@ def objective(trial: optuna.Trial) -> float:
         f"batch_size={trial.suggest_categorical('batch_size', [64, 128, 256])}",
         f"tau={trial.suggest_float('tau', 0.002, 0.02, log=True):g}",
     )
-    wanted = experiment.Experiment("Pendulum-v1", args.steps, overrides=overrides, eval_freq=args.steps // 10, eval_episodes=5)
+    trial_run = experiment.Experiment(
+        "Pendulum-v1", args.steps, overrides=overrides, eval_freq=args.steps // 10, eval_episodes=5
+    )
 
     def report(evaluation) -> None:
         trial.report(evaluation.last_mean_reward, evaluation.num_timesteps)
         if trial.should_prune():
             raise optuna.TrialPruned
 
-    run = experiment.prepare(wanted)
+    run = experiment.prepare(trial_run)
     trial.set_user_attr("folder", str(run.folder.path))
     experiment.train(run, on_evaluation=report)
     return run.folder.scores()[1].mean(axis=1)[-3:].mean()  # of the last three evaluations

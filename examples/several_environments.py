@@ -1,4 +1,4 @@
-"""Four environments in processes, observations normalised, evaluated while training, both parts saved."""
+"""Four environments in processes, normalized observations, evaluation during training; model and statistics are saved."""
 
 import argparse
 
@@ -20,8 +20,8 @@ def main() -> None:
     # As many updates as environment steps: without -1, four environments mean a quarter of the updates
     model = TD3X("MlpPolicy", env, gradient_steps=-1, policy_kwargs={"net_arch": [128, 128]}, seed=0)
     model.learn(steps, callback=evaluation)
-    model.save("pendulum_normalised")
-    env.save("pendulum_normalised_vecnormalize.pkl")
+    model.save("pendulum_normalized")
+    env.save("pendulum_normalized_vecnormalize.pkl")
     env.close()
 
 

@@ -1,7 +1,7 @@
 """
-Let an exported walker walk with numpy, onnxruntime and PyBullet alone.
+Run an exported walker with NumPy, onnxruntime and PyBullet alone.
 
-`td3x export RUN --onnx walker.onnx` makes the file.
+`td3x export RUN --onnx walker.onnx` creates the file.
 """
 
 import argparse

@@ -83,12 +83,12 @@ def test_examples(path, tmp_path, monkeypatch):
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 
 
-def test_an_interrupted_example_goes_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for steps in ("200", "400"):
         monkeypatch.setattr(sys, "argv", ["resume.py", "--steps", steps])
         end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
-    assert "going on after 200 steps" in capsys.readouterr().out
+    assert "resumed after 200 steps" in capsys.readouterr().out
     assert end["model"].num_timesteps == 400
 
 

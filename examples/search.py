@@ -14,7 +14,7 @@ def objective(trial: optuna.Trial) -> float:
         f"batch_size={trial.suggest_categorical('batch_size', [64, 128, 256])}",
         f"tau={trial.suggest_float('tau', 0.002, 0.02, log=True):g}",
     )
-    trial_run = experiment.Experiment(
+    request = experiment.Experiment(
         "Pendulum-v1", args.steps, overrides=overrides, eval_freq=args.steps // 10, eval_episodes=5
     )
 
@@ -23,7 +23,7 @@ def objective(trial: optuna.Trial) -> float:
         if trial.should_prune():
             raise optuna.TrialPruned
 
-    run = experiment.prepare(trial_run)
+    run = experiment.prepare(request)
     trial.set_user_attr("folder", str(run.folder.path))
     experiment.train(run, on_evaluation=report)
     return run.folder.scores()[1].mean(axis=1)[-3:].mean()  # of the last three evaluations

@@ -23,7 +23,7 @@ help:
 	@echo "make install  set up .venv with everything (train and demo install less; each target does its own set-up)"
 	@echo "make lint format type docs dist versions bench speed soak commit-checks clean"
 
-# With a CPU build of torch: 1.7 GB for demo and train, 4.2 GB for everything
+# With a CPU build of torch: 1.8 GB for demo and train, 2.8 GB for everything
 $(BASIC): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
 		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }

@@ -46,9 +46,6 @@ def test_an_edit_takes_effect_with_the_next_update_and_makes_no_program():
         run(algorithm)
         assert rates(algorithm)[1] == {None: 1e-3}.get(rate, rate if isinstance(rate, float) else 7e-3)
     assert algorithm._get_updater().programs_made == 1
-    with pytest.raises(ValueError, match="qf_learning_rate must not be negative"):
-        algorithm.qf_learning_rate = -1
-    assert algorithm.qf_learning_rate is None
 
 
 def test_it_is_saved_and_can_be_changed_at_load(tmp_path):

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
+from stable_baselines3.common.noise import (
+    ActionNoise,
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
@@ -100,6 +105,70 @@ def test_a_number_may_be_set_on_a_model_or_at_load(tmp_path):
     np.testing.assert_array_equal(algorithm.action_noise._sigma, [0.05])
     algorithm.save(tmp_path / "model")
     np.testing.assert_array_equal(TD3X.load(tmp_path / "model", action_noise=0.2).action_noise._sigma, [0.2])
+
+
+class Counting(OrnsteinUhlenbeckActionNoise):
+    """Correlated noise that keeps what it has given, and must not be copied, as if it held a model with its buffer."""
+
+    def __init__(self):
+        super().__init__(np.zeros(1), 0.3 * np.ones(1))
+        self.given = []
+
+    def __call__(self):
+        self.given.append(float(super().__call__()[0]))
+        return np.array(self.given[-1:], np.float32)
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("the noise was copied")
+
+
+class TestNoiseOfTheUsersOwn:
+    def test_correlated_noise_goes_on_inside_an_episode_however_often_learn_is_called(self):
+        """SB3 restarts it with every ``learn``: a standard deviation of 0.55 becomes 0.07 in calls of 10 steps."""
+        values = {}
+        for steps in (600, 10, 1):
+            algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0)
+            for _ in range(600 // steps):
+                algorithm.learn(steps, reset_num_timesteps=False)
+            values[steps] = algorithm.action_noise.given
+        assert values[600] == values[10] == values[1]
+        assert len(values[1]) == 600
+
+    def test_correlated_noise_starts_again_with_an_episode_and_with_a_run(self):
+        algorithm = model(LineEnv(length=20), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(30)
+        assert max(abs(algorithm.action_noise.given[step]) for step in (0, 20)) < 0.15  # one step from 0
+        algorithm.action_noise.noise_prev = np.array([9.0])
+        algorithm.learn(1)
+        assert abs(algorithm.action_noise.given[-1]) < 0.15
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_several_environments_keep_theirs_too(self, count):
+        noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))
+        env = DummyVecEnv([lambda: LineEnv(length=10**9)] * count)
+        algorithm = model(env, action_noise=noise, learning_starts=0, gradient_steps=0).learn(10 * count)
+        before = [float(one.noise_prev[0]) for one in algorithm.action_noise.noises]
+        assert all(before)
+        algorithm.learn(0, reset_num_timesteps=False)
+        assert [float(one.noise_prev[0]) for one in algorithm.action_noise.noises] == before
+
+    def test_it_is_neither_called_nor_copied_before_it_acts(self):
+        algorithm = model(action_noise=Counting())
+        assert algorithm.action_noise.given == []
+        algorithm.learn(30)
+        assert len(algorithm.action_noise.given) == 30
+
+    def test_it_may_look_at_the_model(self, tmp_path):
+        class Falls(ActionNoise):
+            def __init__(self, algorithm):
+                super().__init__()
+                self.algorithm = algorithm
+
+            def __call__(self):
+                return np.full(1, 0.5 / (1 + self.algorithm.num_timesteps), np.float32)
+
+        algorithm = model(tensorboard_log=str(tmp_path)).learn(20)
+        algorithm.action_noise = Falls(algorithm)
+        assert algorithm.learn(30).num_timesteps == 30
 
 
 class TestAnnealedNoise:

@@ -1,6 +1,5 @@
 """Going on with a run: what an algorithm adds to SB3's loop so that a saved run continues and one can be stopped cleanly."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
@@ -103,14 +103,19 @@ class Resumable(OffPolicyAlgorithm):
             raise ValueError("a model from resume_run goes on with learn(total, ..., resume=True); to begin anew, use load")
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             cut(self.replay_buffer)  # SB3 resets the environments
-        noise = copy.deepcopy(self.action_noise)
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        noise = self.action_noise
+        continues_episode = not reset_num_timesteps and self._last_obs is not None
+        if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
+            self.__dict__["action_noise"] = None  # or SB3 would restart correlated noise inside the episode
+        try:
+            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        finally:
+            if self.action_noise is None:
+                self.__dict__["action_noise"] = noise
         self._is_stored = True
         if reset_num_timesteps:
             self.resumptions = []
         elif self._on_resume is not None:
-            if type(noise) is type(self.action_noise):
-                self.action_noise = noise  # SB3 begins its correlated noise anew with every `learn`
             self._on_resume(result[1])
         return result
 

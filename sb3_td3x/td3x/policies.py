@@ -6,7 +6,8 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 
 import copy
 import inspect
-from typing import Any, ClassVar, TypeVar
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
@@ -59,6 +60,22 @@ CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
     ("n_quantiles", "embedding_dim"): EmbeddedQuantileCritic,
 }
 """By the arguments that they have and SB3's do not."""
+
+
+if TYPE_CHECKING:
+    class_load = classmethod
+else:
+
+    class class_load(classmethod):
+        """A ``load`` that is meant to be called on a class. On an object, which it does not change, it warns."""
+
+        def __get__(self, instance, owner=None):
+            if instance is not None:
+                warnings.warn(
+                    f"load returns a new {type(instance).__name__} and does not change this one: use what it returns",
+                    stacklevel=2,
+                )
+            return super().__get__(instance, owner)
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -175,6 +192,7 @@ class TD3XPolicy(sb3.TD3Policy):
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """The extractor; where observations are normalised, behind one normaliser for all networks."""
         space = self.observation_space
+        check_observation_space(space, self.features_extractor_class)
         if self.features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
             raise ValueError(
                 f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images"
@@ -194,6 +212,11 @@ class TD3XPolicy(sb3.TD3Policy):
         extractor: Any = self.actor.features_extractor
         normalizes: Any = extractor.extractor if isinstance(extractor, ObservationAndEmbedding) else extractor
         return normalizes.normalizer
+
+    def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
+        """Actions of the environment. SB3's own arithmetic leaves the bounds by a rounding error for some of them."""
+        actions, bounds = super().unscale_action(scaled_action), self.action_space
+        return np.minimum(np.maximum(actions, bounds.low), bounds.high)  # type: ignore[attr-defined]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         # SB3's policy can then still read what only has SB3's networks
@@ -216,7 +239,7 @@ class TD3XPolicy(sb3.TD3Policy):
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
 
-    @classmethod
+    @class_load
     def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
         """
         Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.
@@ -327,6 +350,33 @@ def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None
             checked_net_arch(value)
         if name == "embedding_dim" and issubclass(policy_class, TD3XPolicy):
             checked_embedding_dim(value)
+
+
+def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
+    """
+    :raises ValueError: for observations that SB3's preprocessing or its ``CombinedExtractor`` cannot handle
+    """
+    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+    for key, part in parts.items():
+        if not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            problem = "is of a kind that networks cannot take"
+        elif isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):
+            problem = "does not start at 0"
+        elif isinstance(part, spaces.Box) and part.shape == ():
+            problem = "has no axis"
+        elif isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
+            problem = "has more than one axis"
+        elif 0 in part.shape:  # type: ignore[operator]
+            problem = "is empty, so that there is nothing to learn from"
+        elif features_extractor_class is CombinedExtractor and ("." in key or not key or hasattr(nn.ModuleDict(), key)):
+            problem = "has a name that torch does not allow for the part of a network"
+        else:
+            continue
+        shown = " ".join(str(part).split())
+        raise ValueError(
+            f"{key!r} in the observations, {shown}, {problem}: wrap the environment with "
+            "gymnasium.wrappers.FlattenObservation, which makes one vector of the observation, and use MlpPolicy"
+        )
 
 
 def checked_embedding_dim(dim: Any) -> int | None:

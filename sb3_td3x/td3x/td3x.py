@@ -6,7 +6,8 @@ import operator
 import pathlib
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from stable_baselines3.common.type_aliases import (
     GymEnv,
     MaybeCallback,
     ReplayBufferSamples,
+    RolloutReturn,
     Schedule,
     TensorDict,
     TrainFrequencyUnit,
@@ -46,6 +48,7 @@ from sb3_td3x.td3x import diagnostics, exploration, gradient_step, onnx, policie
 from sb3_td3x.td3x.compiled import FastUpdate, choose
 from sb3_td3x.td3x.exploration import Annealing, LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
+from sb3_td3x.td3x.policies import class_load
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
@@ -54,12 +57,40 @@ NOT_SAVED = (
 """Attributes that are made anew when they are needed."""
 
 
+@contextmanager
+def _torch_settings() -> Iterator[None]:
+    """Inside, gradients are enabled and new networks are float32, whatever the user's program has set."""
+    default_dtype = th.get_default_dtype()
+    th.set_default_dtype(th.float32)
+    try:
+        with th.inference_mode(False), th.enable_grad():
+            yield
+    finally:
+        th.set_default_dtype(default_dtype)
+
+
 def _in_policy(name: str) -> Any:
     return property(lambda model: getattr(model.policy, name))
 
 
 def _running_statistics_of(name: str) -> Any:
     return property(lambda model: get_parameters_by_name(getattr(model.policy, name), ["running_"]))
+
+
+class _WatchedCallback:
+    """A callback of which it is kept what its last step returned."""
+
+    result: Any = True
+
+    def __init__(self, callback: BaseCallback):
+        self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def on_step(self) -> Any:
+        self.result = self._callback.on_step()
+        return self.result
 
 
 class TD3X(Resumable, OffPolicyAlgorithm):
@@ -249,6 +280,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             exploration.check_noise(noise)
         self.__dict__["action_noise"] = noise
 
+    @_torch_settings()
     def _setup_model(self) -> None:
         if not hasattr(self, "action_space"):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
@@ -359,7 +391,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         self._check_settings()
-        transitions.require_stored_as_seen(self.env)  # type: ignore[arg-type]  # SB3 says itself that `learn` needs one
+        if self.env is None:
+            raise ValueError(
+                "the model has no environment to learn in: give it one with set_env (a copy of a model does not "
+                "have what VecNormalize wraps)"
+            )
+        transitions.require_stored_as_seen(self.env)
         if reset_num_timesteps or self.num_timesteps == 0:
             request = self._learning_starts_request
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
@@ -389,6 +426,16 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
+        watched = _WatchedCallback(callback)
+        rollout = super().collect_rollouts(env, watched, *args, **kwargs)
+        if not rollout.continue_training and watched.result is None:
+            warnings.warn(
+                f"training ends after {self.num_timesteps} steps, because a callback returned None: return True to continue",
+                stacklevel=2,
+            )
+        return rollout
+
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -414,6 +461,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
+    @_torch_settings()
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """
         Make updates of the critics, and every ``policy_delay``-th time also of the actor and the target networks.
@@ -556,7 +604,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env
 
-    @classmethod
+    @class_load
     def load(
         cls: type[SelfTD3X],
         path: str | pathlib.Path | io.BufferedIOBase,
@@ -682,6 +730,13 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
         return {**self.__dict__, "_updater": None, "_updater_made_for": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._vec_normalize_env is not None and self._vec_normalize_env.venv is None:
+            self.env = None  # SB3 copies its statistics, which `predict` and `train` need, but not what it wraps
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env
 
 
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:

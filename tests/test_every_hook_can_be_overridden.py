@@ -1,0 +1,93 @@
+"""Subclasses written for SB3's TD3 work: each SB3 hook that TD3X overrides may be overridden again with ``super()``."""
+
+import inspect
+
+import pytest
+from stable_baselines3 import TD3
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.utils import polyak_update
+from torch import nn
+
+from sb3_td3x import TD3X
+from sb3_td3x.common.resumable import Resumable
+from tests.tools import SMALL, LineEnv, largest_difference, model, weights
+
+HOOKS = sorted(
+    name
+    for name, method in inspect.getmembers(TD3X)
+    if any(name in vars(cls) for cls in (TD3X, Resumable))
+    and hasattr(OffPolicyAlgorithm, name)
+    and callable(method)
+    and not name.startswith("__")
+)
+
+
+def overridden(name, called):
+    """A subclass of the user's whose hook of this name notes its call and leaves the rest to ``super()``."""
+    if isinstance(inspect.getattr_static(TD3X, name), classmethod):
+
+        @classmethod
+        def hook(cls, *args, **kwargs):
+            called.append(name)
+            return getattr(super(subclass, cls), name)(*args, **kwargs)
+
+    else:
+
+        def hook(self, *args, **kwargs):
+            called.append(name)
+            return getattr(super(subclass, self), name)(*args, **kwargs)
+
+    subclass = type("Own", (TD3X,), {name: hook})
+    return subclass
+
+
+def use_everything(cls, folder):
+    """A short run in which every hook is called once at least."""
+    made = model(cls=cls).learn(60)
+    made.save(folder / "model")
+    made.save_replay_buffer(folder / "buffer")
+    loaded = cls.load(folder / "model", env=LineEnv())
+    loaded.load_replay_buffer(folder / "buffer")
+    loaded.set_env(LineEnv())
+    loaded.set_random_seed(3)
+    return loaded.learn(40, reset_num_timesteps=False)
+
+
+def test_the_hooks_are_those_that_sb3_calls():
+    assert {"_setup_model", "_setup_learn", "learn", "train", "collect_rollouts", "_sample_action", "_store_transition"} <= {
+        *HOOKS
+    }
+    assert {"_excluded_save_params", "_get_torch_save_params", "dump_logs", "load", "save", "set_parameters"} <= {*HOOKS}
+
+
+@pytest.fixture(scope="module")
+def without_a_subclass(tmp_path_factory):
+    return weights(use_everything(TD3X, tmp_path_factory.mktemp("plain")))
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_subclass_may_override_it_and_call_super(name, tmp_path, without_a_subclass):
+    called = []
+    assert largest_difference(weights(use_everything(overridden(name, called), tmp_path)), without_a_subclass) == 0
+    assert called
+
+
+@pytest.mark.parametrize("base", [TD3, TD3X])
+def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base):
+    class Extractor(nn.Sequential):
+        features_dim = 3
+
+        def __init__(self, space):
+            super().__init__(nn.BatchNorm1d(3))
+
+    class Own(base):
+        def train(self, gradient_steps, batch_size=100):
+            super().train(gradient_steps, batch_size)
+            for network in ("actor", "critic"):
+                online, target = (getattr(self, f"{network}_batch_norm_stats{end}") for end in ("", "_target"))
+                assert [tensor.shape for tensor in online] == [tensor.shape for tensor in target] == [(3,), (3,)]
+                polyak_update(online, target, 1.0)
+
+    trained = model(cls=Own, policy_kwargs={**SMALL, "features_extractor_class": Extractor}).learn(40)
+    assert trained._n_updates == 30
+    assert trained.critic_batch_norm_stats[0].abs().sum() > 0

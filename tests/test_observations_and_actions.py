@@ -1,0 +1,85 @@
+"""Observations that networks cannot take are refused at once with the wrapper that helps; actions stay in their bounds."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb3_td3x import MultiInputPolicy, TD3XPolicy
+from tests.tools import LineEnv, model
+
+VECTOR = spaces.Box(-1, 1, (2,))
+
+
+class Samples(LineEnv):
+    """Its observations are drawn from the space, whatever that is."""
+
+    def _observe(self, space):
+        return space.sample()
+
+
+REFUSED = {
+    "Discrete that starts at 5": (spaces.Discrete(3, start=5), "does not start at 0"),
+    "Discrete that starts below 0": (spaces.Discrete(3, start=-1), "does not start at 0"),
+    "MultiDiscrete that starts at 1": (spaces.MultiDiscrete([2, 3], start=[1, 1]), "does not start at 0"),
+    "MultiDiscrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), "has more than one axis"),
+    "a single number": (spaces.Box(-1, 1, ()), "has no axis"),
+    "an empty Box": (spaces.Box(-1, 1, (0,)), "is empty"),
+    "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* is empty"),
+    "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
+    **{
+        f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name")
+        for key in ("type", "values", "keys", "float", "train", "a.b", "")
+    },
+}
+
+
+def policy_for(space):
+    return "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_observations_that_networks_cannot_take_are_refused_at_construction_in_one_line(what):
+    space, problem = REFUSED[what]
+    with pytest.raises(ValueError, match=rf"^{problem if problem[0] == chr(39) else '.*' + problem}") as error:
+        model(Samples(space), policy_for(space))
+    assert "gymnasium.wrappers.FlattenObservation" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("what", [what for what in REFUSED if what != "an empty Box"])
+def test_the_wrapper_that_the_error_names_makes_them_work(what):
+    model(gym.wrappers.FlattenObservation(Samples(REFUSED[what][0]))).learn(30)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("policy_class", [TD3XPolicy, MultiInputPolicy])
+def test_no_action_leaves_its_box_by_a_rounding_error(policy_class, dtype):
+    """SB3's arithmetic puts 7 % of the saturated actions of random boxes outside (float32)."""
+    random = np.random.default_rng(0)
+    observations = spaces.Dict({"a": VECTOR}) if policy_class is MultiInputPolicy else VECTOR
+    policy = policy_class(observations, spaces.Box(-1, 1, (1,), dtype), lambda _: 1e-3, net_arch=[4])
+    for _ in range(400):
+        low = random.uniform(-10, 10, 1).astype(dtype)
+        policy.action_space = spaces.Box(low, (low + random.uniform(0.01, 20, 1)).astype(dtype), dtype=dtype)
+        for saturated in (-1, 1):
+            (action,) = policy.unscale_action(np.full((1, 1), saturated, np.float32))
+            assert policy.action_space.contains(action.astype(dtype))
+
+
+def test_saturated_actions_are_in_their_box_while_acting_and_in_predict():
+    low, high = np.float32([0.1]), np.float32([0.7])  # 0.1 + 2 / 2 * (0.7 - 0.1) is above 0.7 in float32
+
+    class Strict(LineEnv):
+        def step(self, action):
+            assert self.action_space.contains(action), action
+            return super().step(action)
+
+    algorithm = model(Strict(action_space=spaces.Box(low, high)), learning_starts=0, gradient_steps=0)
+    for bias in (-30, 30):
+        with th.no_grad():
+            algorithm.actor.mu[-2].bias.fill_(bias)
+        algorithm.learn(30)
+        action, _ = algorithm.predict(np.zeros((1, 3), np.float32))
+        assert algorithm.action_space.contains(action[0])

@@ -1,0 +1,112 @@
+"""What would fail late, or in silence, is said at once: in a warning, or in an error that names the way out."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+from sb3_td3x import TD3X
+from tests.tools import LineEnv, largest_difference, model, weights
+
+
+class TestLoadOnAnObject:
+    def test_of_a_model_warns_that_it_is_not_changed(self, trained, tmp_path):
+        trained.save(tmp_path / "model")
+        with pytest.warns(UserWarning, match="load returns a new TD3X and does not change this one"):
+            loaded = model(seed=1).load(tmp_path / "model")
+        assert largest_difference(weights(loaded), weights(trained)) == 0
+
+    def test_of_a_policy_too(self, trained, tmp_path):
+        trained.policy.save(tmp_path / "policy")
+        with pytest.warns(UserWarning, match="load returns a new TD3XPolicy"):
+            trained.policy.load(tmp_path / "policy")
+
+    @pytest.mark.filterwarnings("error")
+    def test_of_the_class_does_not(self, trained, tmp_path):
+        trained.save(tmp_path / "model")
+        TD3X.load(tmp_path / "model")
+        type(trained).load(tmp_path / "model")
+
+
+class Returns(BaseCallback):
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def _on_step(self):
+        return self.result
+
+
+class TestACallbackThatReturnsNothing:
+    @pytest.mark.parametrize(
+        "callback",
+        [lambda *_: None, Returns(None), [Returns(True), Returns(None)], CallbackList([Returns(None), Returns(True)])],
+    )
+    def test_ends_the_training_with_a_warning(self, callback):
+        with pytest.warns(UserWarning, match="training ends after 1 steps, because a callback returned None"):
+            assert model().learn(40, callback).num_timesteps == 1
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize(("result", "steps"), [(False, 1), (True, 40)])
+    def test_but_true_and_false_do_not_warn(self, result, steps):
+        assert model().learn(40, Returns(result)).num_timesteps == steps
+
+
+class TestCopiesOfAModel:
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_with_vecnormalize_say_that_they_need_an_environment(self, copied):
+        algorithm = model(VecNormalize(DummyVecEnv([LineEnv]))).learn(20)
+        twin = copied(algorithm)
+        observation = np.ones((1, 3), np.float32)
+        assert np.array_equal(twin.predict(observation)[0], algorithm.predict(observation)[0])
+        with pytest.raises(ValueError, match="no environment to learn in: give it one with set_env"):
+            twin.learn(20)
+        twin.set_env(VecNormalize(DummyVecEnv([LineEnv])))
+        assert twin.learn(20).num_timesteps == 20
+        algorithm.learn(20)
+
+    def test_with_hindsight_replay_ask_their_own_environment(self):
+        env = BitFlippingEnv(n_bits=4, continuous=True)
+        algorithm = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer).learn(40)
+        twin = copy.deepcopy(algorithm)
+        assert twin.replay_buffer.env is twin.env is not algorithm.env
+        assert twin.learn(20, reset_num_timesteps=False).num_timesteps == 60
+        assert largest_difference(weights(twin), weights(algorithm)) > 0
+
+
+@pytest.mark.parametrize("switch", [th.no_grad, th.inference_mode])
+def test_a_program_that_has_switched_gradients_off_learns_all_the_same(switch, path):
+    expected = weights(model(accelerate=path).learn(30))
+    with switch():
+        algorithm = model(accelerate=path).learn(30)
+    assert largest_difference(weights(algorithm), expected) == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"n_quantiles": 5}, {"policy_kwargs": {"net_arch": [8], "normalize_observations": True}}]
+)
+def test_networks_are_float32_whatever_torchs_default_is(settings, tmp_path):
+    expected = weights(model(**settings).learn(30))
+    th.set_default_dtype(th.float64)
+    try:
+        algorithm = model(**settings).learn(30)
+        algorithm.save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model")
+        assert th.get_default_dtype() is th.float64
+    finally:
+        th.set_default_dtype(th.float32)
+    assert largest_difference(weights(algorithm), expected) == 0
+    assert largest_difference(weights(loaded), expected) == 0
+
+
+def test_nothing_is_said_in_a_usual_run():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model().learn(40)

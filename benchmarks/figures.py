@@ -121,8 +121,12 @@ def draw_animation(video: Path, out: Path, first: int = 120, every: int = 3, cou
     box = (int(0.2 * wide), int(0.3 * high), int(0.8 * wide), int(0.8 * high))
     size = (width, width * (box[3] - box[1]) // (box[2] - box[0]))
     parts = [frame.crop(box).resize(size, Image.Resampling.LANCZOS) for frame in frames]
-    palette = parts[0].quantize(64, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colors
-    images = [part.quantize(64, palette=palette, dither=Image.Dither.NONE) for part in parts]
+    # Half of the palette for the floor, half for the walker, whose strong colors are a small part of the picture
+    pixels = np.asarray(parts[0]).reshape(-1, 3)
+    is_strong = np.ptp(pixels.astype(int), axis=1) > 90
+    halves = [np.resize(pixels[chosen], (len(pixels), 3)) for chosen in (is_strong, ~is_strong)]
+    palette = Image.fromarray(np.stack(halves)).quantize(64)
+    images = [part.quantize(palette=palette, dither=Image.Dither.NONE) for part in parts]
     images[0].save(out, save_all=True, append_images=images[1:], duration=50, loop=0, optimize=True)
 
 

@@ -53,7 +53,7 @@ class Averages(BaseCallback):
         self.run, self.folder = run, folder
 
     def _on_training_start(self) -> None:
-        self.env = environments.build(self.run.env, self.run.seed, environments.EVALUATION)
+        self.env = environments.open_env(self.run.env, self.run.seed, environments.EVALUATION)
         self.averages = {window: AverageActor(self.model.actor) for window in WINDOWS}
         self.updates = self._actor_updates()
         if (self.folder / STATE).exists():
@@ -88,7 +88,7 @@ def train(run: StudyRun, folder: Path) -> bool:
     """As ``returns.train``, which finds the run finished and notes what it was made with."""
     saved = Store(folder / "checkpoint").checkpoints()
     if not (saved and saved[-1].is_finished):
-        prepared = experiment.resume(RunDir.open(folder)) if saved else experiment.prepare(attempt.experiment_of(run), folder)
+        prepared = experiment.resume(RunDir.open(folder)) if saved else experiment.prepare(run.experiment(), folder)
         if not experiment.train(prepared, [Averages(run, folder)]):
             return False
     AVERAGES.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,10 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import one_of
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import environments
+from sb3_td3x.runs import environments, settings
 from sb3_td3x.runs.evaluation import Evaluation
-from sb3_td3x.runs.study import attempt, driver, grid, runners
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study import attempt, grid, runners
+from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.grid import StudyRun
 from sb3_td3x.td3x import precision
 
@@ -35,12 +35,6 @@ FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs
 SAVE_FREQ = 10_000
 ALGORITHMS = ("td3x", "sb3_td3", "sb3_tqc")
 SB3_OPTIONS = ("arguments", "noise_std", "kernels")
-
-
-class Scores(Evaluation):
-    """The evaluation of the live actor; checkpoints know it by this name."""
-
-    resumable = ()
 
 
 def sb3_algorithm(name: str) -> type[Resumable]:
@@ -66,11 +60,11 @@ def train(run: StudyRun, folder: Path) -> bool:
 def train_sb3(run: StudyRun, folder: Path) -> bool:
     th.set_num_threads(1)
     place = RunDir(folder, run.env)
-    environments.require_registered(run.env)
+    settings.require_registered(run.env)
     algorithm, options = sb3_algorithm(run.algo), run.options
     with RunLock(folder):
-        train_env = environments.build(run.env, run.seed, environments.TRAINING)
-        eval_env = environments.build(run.env, run.seed, environments.EVALUATION)
+        train_env = environments.open_env(run.env, run.seed, environments.TRAINING)
+        eval_env = environments.open_env(run.env, run.seed, environments.EVALUATION)
         saved = Store(place.checkpoints).checkpoints()
         if saved and saved[-1].is_finished:
             return True
@@ -83,13 +77,13 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
                 arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, options["noise_std"]))
             model = algorithm("MlpPolicy", train_env, seed=run.seed, device="cpu", **arguments)
         model.set_logger(log_state.configure(place.log))
-        evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "verbose": 0}
+        evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "folder": place}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         asked = options.get("kernels", "default")
         one_of("kernels", asked, ("default", "fastest"))
         kernels = precision.choose_matrix_kernels() if asked == "fastest" else "default"
         with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
-            model.learn(options["steps"], [Scores(eval_env, log_path=str(folder), **evaluated), saving], resume=bool(saved))
+            model.learn(options["steps"], [Evaluation(eval_env, **evaluated), saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]
 
 
@@ -100,7 +94,7 @@ def main(train: attempt.Train = train) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster")
     parser.add_argument("--only", default="", help="only runs whose name contains this text")
     args = parser.parse_args()
-    runs = [run for run in grid.read(args.file, (*attempt.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
+    runs = [run for run in grid.read(args.file, (*grid.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
     attempt.check([run for run in runs if run.algo == "td3x"], FOLDER)
     runner = runners.on_ray(args.ray) if args.ray else runners.local(args.jobs)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
@@ -108,7 +102,7 @@ def main(train: attempt.Train = train) -> None:
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
     left = 0
     try:
-        with closing(driver.drive(runs, FOLDER, train, runner)) as outcomes:
+        with closing(runners.drive(runs, FOLDER, train, runner)) as outcomes:
             for outcome in outcomes:
                 left += not outcome.is_finished
                 print(f"{outcome.run.name}: {'done' if outcome.is_finished else outcome.error or 'stopped'}", flush=True)

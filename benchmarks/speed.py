@@ -99,10 +99,10 @@ def recipe(env_id: str, out: Path) -> None:
 
 
 def training_env(env_id: str):
-    from sb3_td3x.runs import environments
+    from sb3_td3x.runs import environments, settings
 
-    environments.require_registered(env_id)
-    return environments.build(env_id, 0, environments.TRAINING)
+    settings.require_registered(env_id)
+    return environments.open_env(env_id, 0, environments.TRAINING)
 
 
 def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dict]:

@@ -18,8 +18,8 @@ import torch as th
 from ray.cluster_utils import Cluster
 from results import versions
 
-from sb3_td3x.runs.study import attempt, driver, runners
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study import attempt, runners
+from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.grid import StudyRun
 from sb3_td3x.runs.study.runners import Function, Outcome, Runner
 
@@ -39,7 +39,7 @@ def directly(function: Function, runs: list[StudyRun]):
 def seconds(runs: list[StudyRun], runner: Runner) -> float:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         began = time.perf_counter()
-        outcomes = list(driver.drive(runs, StudyFolder.at(Path(folder)), attempt.train_td3x, runner))
+        outcomes = list(runners.drive(runs, StudyFolder.at(Path(folder)), attempt.train_td3x, runner))
         assert all(one.is_finished for one in outcomes), outcomes  # noqa: S101
         return time.perf_counter() - began
 

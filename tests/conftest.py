@@ -74,7 +74,7 @@ def trained():
 
 @pytest.fixture(scope="session")
 def walker_run(tmp_path_factory):
-    """The folder of a short run of the command on the walker, from start to film, and what it printed; not to be changed."""
+    """The folder of a short run of the command on the walker, from start to video, and what it printed; not to be changed."""
     from tests.commands import QUICK, td3x
 
     out = tmp_path_factory.mktemp("logs")

@@ -8,8 +8,8 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
-from sb3_td3x.runs.study import attempt, driver, grid
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study import attempt, grid, runners
+from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.runners import Outcome
 
 SHORT = {
@@ -27,7 +27,7 @@ SHORT = {
 def study(path, **changes):
     """Write a study file and read it."""
     path.write_text(yaml.safe_dump({**SHORT, **changes}))
-    return grid.read(path, attempt.OPTIONS)
+    return grid.read(path, grid.OPTIONS)
 
 
 def here(function, runs):
@@ -41,7 +41,7 @@ def here(function, runs):
 
 def made(runs, path, runner=here, train=attempt.train_td3x):
     """Make the runs of a study in ``path``; its outcomes by name."""
-    return {one.run.name: one for one in driver.drive(runs, StudyFolder.at(path), train, runner)}
+    return {one.run.name: one for one in runners.drive(runs, StudyFolder.at(path), train, runner)}
 
 
 def saved_steps(path, run):

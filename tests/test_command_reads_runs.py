@@ -1,6 +1,5 @@
-"""The td3x commands that read a run: its scores, films and curves, and what they do not do with a stranger's."""
+"""The td3x commands that read a run: scores, videos and plots, and what they do not do with an untrusted run."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,15 +14,13 @@ import yaml
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, cli, save_run
+from sb3_td3x import TD3X, ModelFileError, cli, save_run
 from sb3_td3x.results import scores
 from sb3_td3x.results.plots import draw
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import play
-from sb3_td3x.runs.film import record
 from tests.commands import called, saved_run, td3x
 from tests.tools import LineEnv, model
 
@@ -40,7 +37,7 @@ class TestReading:
         assert "Walker2DBulletEnv-v0, best_model.zip: return" in first
         assert first == second
 
-    def test_enjoy_films_where_there_is_no_display(self, walker_run, tmp_path):
+    def test_enjoy_makes_a_video_where_there_is_no_display(self, walker_run, tmp_path):
         printed = td3x("enjoy", walker_run[0], "--video", tmp_path / "walk.mp4")
         assert (tmp_path / "walk.mp4").stat().st_size > 1000
         assert "one episode, return" in printed
@@ -69,7 +66,7 @@ class TestReading:
         assert shown == ["human"] * 14
         assert capsys.readouterr().out.count("return ") == 2
 
-    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_film(self, tmp_path, monkeypatch):
+    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_video(self, tmp_path, monkeypatch):
         class Blind(Rendered):
             metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
@@ -78,28 +75,28 @@ class TestReading:
 
         monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
         run = saved_run(tmp_path, "Blind-v0", model(Blind()))
-        with pytest.raises(ValueError, match=r"Blind-v0 cannot be filmed: no \[GL\] context"):
-            play.film(run, run.film)
-        assert not list(run.film.parent.iterdir())
-        run.film.write_text("an older film")
-        with pytest.raises(ValueError, match="cannot be filmed"):
-            play.film(run, run.film)
-        assert run.film.read_text() == "an older film"
+        with pytest.raises(ValueError, match=r"no video can be made of Blind-v0: no \[GL\] context"):
+            play.record_video(run, run.video)
+        assert not list(run.video.parent.iterdir())
+        run.video.write_text("an older video")
+        with pytest.raises(ValueError, match="no video can be made of Blind-v0"):
+            play.record_video(run, run.video)
+        assert run.video.read_text() == "an older video"
 
-    def test_a_film_has_the_pictures_as_they_are_drawn_and_is_made_in_silence(self, tmp_path, monkeypatch, capfd):
+    def test_a_video_has_the_pictures_as_they_are_drawn_and_is_made_in_silence(self, tmp_path, monkeypatch, capfd):
         monkeypatch.delenv("DISPLAY", raising=False)
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
         env = gym.make("Pendulum-v1", render_mode="rgb_array")
         run = saved_run(tmp_path, "Pendulum-v1", model(env))
-        play.film(run, run.film, max_steps=3)
-        assert imageio.get_reader(run.film).get_meta_data()["size"] == (500, 500)
+        play.record_video(run, run.video, max_steps=3)
+        assert imageio.get_reader(run.video).get_meta_data()["size"] == (500, 500)
         assert capfd.readouterr() == ("", "")
 
-    def test_a_film_of_another_format_is_refused(self, walker_run, tmp_path, capfd, monkeypatch):
-        film = tmp_path / "walk.avi"
-        code, printed = called(monkeypatch, capfd, "enjoy", walker_run[0], "--video", film)
-        assert (code, printed) == (2, "error: a film is written as .mp4, not as walk.avi\n")
-        assert not film.exists()
+    def test_a_video_of_another_format_is_refused(self, walker_run, tmp_path, capfd, monkeypatch):
+        video = tmp_path / "walk.avi"
+        code, printed = called(monkeypatch, capfd, "enjoy", walker_run[0], "--video", video)
+        assert (code, printed) == (2, "error: a video is written as .mp4, not as walk.avi\n")
+        assert not video.exists()
 
     @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
     def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, capfd, monkeypatch):
@@ -115,19 +112,33 @@ class TestReading:
         assert (code, printed) == (2, "error: a graph is written as .onnx, not as walk.txt\n")
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
-    def test_a_film_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said):
+    def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, monkeypatch, max_steps, said):
         class Drawn(Rendered):
             metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
+
+            def __init__(self, render_mode=None):
+                super().__init__(render_mode, spaces.Box(0, 255, (36, 36, 3), np.uint8))
 
             def render(self):
                 return np.zeros((16, 16, 3), dtype=np.uint8)
 
-        env = VecTransposeImage(DummyVecEnv([lambda: Drawn("rgb_array", spaces.Box(0, 255, (36, 36, 3), np.uint8))]))
-        filmed = record(model(env, "CnnPolicy"), env, tmp_path / "film.mp4", max_steps)
-        assert said in str(filmed)
-        film = imageio.get_reader(tmp_path / "film.mp4")
-        assert filmed.steps == film.count_frames() == min(20, max_steps)
-        assert film.get_meta_data()["fps"] == 12
+        monkeypatch.setitem(gym.registry, "Drawn-v0", gym.envs.registration.EnvSpec("Drawn-v0", Drawn))
+        run = saved_run(tmp_path, "Drawn-v0", model(Drawn(), "CnnPolicy"))
+        recorded = play.record_video(run, run.video, max_steps=max_steps)
+        assert said in str(recorded)
+        video = imageio.get_reader(run.video)
+        assert recorded.steps == video.count_frames() == min(20, max_steps)
+        assert video.get_meta_data()["fps"] == 12
+
+    def test_a_shipped_actor_plays_as_the_model_that_it_was_taken_from_and_without_trust(self, walker_run, tmp_path):
+        run = RunDir.open(walker_run[0])
+        shipped = play.ship(run, tmp_path / "Walker2DBulletEnv-v0")
+        files = {str(path.relative_to(shipped.path)) for path in shipped.path.rglob("*") if path.is_file()}
+        assert files == {"actor.pth", "Walker2DBulletEnv-v0/args.yml", "Walker2DBulletEnv-v0/config.yml"}
+        assert play.evaluate(shipped, 2, seed=5).tolist() == play.evaluate(run, 2, seed=5).tolist()
+        shipped.actor.write_bytes(b"cos\nsystem\n(Vtrue\ntR.")
+        with pytest.raises(ModelFileError, match=r"actor\.pth is not the actor"):
+            play.evaluate(shipped, 1, seed=5)
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
         spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
@@ -221,22 +232,7 @@ def test_a_damaged_model_is_named(walker_run, tmp_path, capfd, monkeypatch):
     assert "best_model.zip is not a model zip, or is damaged" in printed
 
 
-def test_a_run_is_read_while_it_saves_and_removes_checkpoints(tmp_path, monkeypatch):
-    def scandir(path, really=os.scandir):
-        if "td3x_20_steps" in str(path):
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        return really(path)
-
-    folder = saved_run(tmp_path, "Pendulum-v1", model())
-    (folder.checkpoints / "td3x_20_steps").mkdir(parents=True)
-    monkeypatch.setattr(os, "scandir", scandir)
-    folder.require_own()
-    (folder.path / "video").symlink_to(tmp_path)
-    with pytest.raises(ValueError, match="video leads out of the run's folder"):
-        folder.require_own()
-
-
-class TestRunsOfStrangers:
+class TestUntrustedRuns:
     """They are read without running their author's code, unless the user says that he trusts them."""
 
     @pytest.mark.parametrize("command", ["eval", "enjoy"])

@@ -20,14 +20,14 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import experiment, play, repetition
+from sb3_td3x.runs import experiment, play
 from tests.commands import FAST, called, prepared, start, td3x
 from tests.resuming import seeded
 from tests.tools import LineEnv, model, weights
 
 STEPS = 1200
 SETTINGS = [
-    "--env", "Pendulum-v1", "--steps", STEPS, "--eval-freq", 250, "--eval-episodes", 2, "--save-freq", 150, "--no-film",
+    "--env", "Pendulum-v1", "--steps", STEPS, "--eval-freq", 250, "--eval-episodes", 2, "--save-freq", 150, "--no-video",
     "--set", FAST[0], "--set", FAST[1],
 ]  # fmt: skip
 
@@ -127,7 +127,7 @@ class TestInterrupted:
         assert stopped_at < STEPS
 
         printed = td3x("train", "--out", tmp_path, *SETTINGS, "--steps", STEPS)
-        assert f"an unfinished run of these settings could go on: td3x train --resume {folder}" in printed
+        assert f"to resume an unfinished run of these settings: td3x train --resume {folder}" in printed
         printed = td3x("train", "--out", tmp_path, *SETTINGS, "--resume")  # the newest that is unfinished
         assert f"steps {stopped_at:,} to 1,200" in printed
         assert run_of(tmp_path).scores()[0][-1] == STEPS
@@ -153,33 +153,23 @@ class TestFinished:
         assert RunDir.open(folder.path).scores()[0].tolist() == [200, 300, 400, 500]
         assert TD3X.load(folder.last_model).num_timesteps == 500
         assert folder.config()["n_timesteps"] == folder.arguments()["n_timesteps"] == 500
-        first, *later = repetition.commands(folder.arguments())
-        assert "--steps 300 " in first
-        assert "#" not in first
-        assert later == ["td3x train --resume RUN --steps 500", "# RUN: the folder that the first command made"]
 
-    def test_its_film_is_made_with_the_trust_that_it_is_given(self, tmp_path, monkeypatch, capfd):
-        def film(folder, out, seed, trust=False):
-            films.append(trust)
+    def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, capfd):
+        def record_video(folder, out, seed, trust=False):
+            videos.append(trust)
             return "one episode"
 
-        films = []
-        monkeypatch.setattr(play, "film", film)
+        videos = []
+        monkeypatch.setattr(play, "record_video", record_video)
         folder = short_run(tmp_path)
-        for steps, trust in ((400, ["--trust"]), (500, [])):
-            called(monkeypatch, capfd, "train", "--resume", folder.path, "--steps", steps, *trust)
-        assert films == [True, False]
-
-    def test_another_length_before_its_end_is_told_with_where_it_was_given(self, tmp_path):
-        folder = short_run(tmp_path)
-        before = Store(folder.checkpoints).checkpoints()[-2].steps
-        assert before < 300
-        experiment.train(experiment.resume(folder, steps=310, checkpoint=before))
-        experiment.train(experiment.resume(folder, steps=320))
-        first, second, third, _ = repetition.commands(folder.arguments())
-        assert "--steps 300 " in first
-        assert first.endswith(f"  # stop it with Ctrl-C after {before} steps")
-        assert (second, third) == ("td3x train --resume RUN --steps 310", "td3x train --resume RUN --steps 320")
+        for steps, options in ((400, ["--trust"]), (500, []), (600, ["--no-video"])):
+            called(monkeypatch, capfd, "train", "--resume", folder.path, "--steps", steps, *options)
+        assert videos == [True, False]
+        without = short_run(tmp_path, video=False)
+        called(monkeypatch, capfd, "train", "--resume", without.path, "--steps", 400)
+        assert videos == [True, False]  # as the run was begun
+        called(monkeypatch, capfd, "train", "--resume", without.path, "--steps", 500, "--video")
+        assert videos == [True, False, False]
 
     def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
         folder = short_run(tmp_path)

@@ -64,18 +64,18 @@ class TestTrain:
         assert last.num_timesteps == 300
         assert last._n_updates == 250
 
-    def test_pictures_and_film_open(self, walker_run):
+    def test_pictures_and_video_open(self, walker_run):
         import imageio.v2 as imageio
 
         curve = imageio.imread(walker_run[0] / "curve.png")
         assert curve.shape[0] > 300
         assert curve.std() > 10
-        film = imageio.mimread(walker_run[0] / "video" / "best_model.mp4", memtest=False)
-        assert len(film) > 5
-        assert np.stack(film).std(axis=0).max() > 10  # something moves
+        frames = imageio.mimread(walker_run[0] / "video" / "best_model.mp4", memtest=False)
+        assert len(frames) > 5
+        assert np.stack(frames).std(axis=0).max() > 10  # something moves
 
     def test_the_same_seed_gives_the_same_scores(self, walker_run, tmp_path):
-        td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", tmp_path, "--no-film", *QUICK)
+        td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", tmp_path, "--no-video", *QUICK)
         runs = walker_run[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1"
         first, second = (np.load(run / "evaluations.npz")["results"] for run in runs)
         np.testing.assert_array_equal(first, second)
@@ -85,7 +85,7 @@ class TestTrain:
 
     def test_a_new_run_never_touches_an_old_one(self, tmp_path):
         for _ in range(2):
-            td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-film", *QUICK)
+            td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-video", *QUICK)
         assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
 
     def test_numbers_of_a_file_may_have_a_fraction_of_zero(self, tmp_path):
@@ -154,7 +154,7 @@ class TestTrain:
     def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
         td3x(
-            "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-film", *QUICK,
+            "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
             "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
         )  # fmt: skip
         run = tmp_path / "td3x" / "Pendulum-v1_1"
@@ -225,13 +225,15 @@ class TestEnvironmentsOfOnesOwn:
         return {"program": [str(tmp_path / "td3x")], "cwd": tmp_path / "work"}
 
     def test_a_module_is_found_also_by_the_environments_processes(self, tmp_path):
-        run = ["train", "--env", "my_module:Own-v0", "--steps", 60, "--n-envs", 2, "--no-film", *QUICK]
+        run = ["train", "--env", "my_module:Own-v0", "--steps", 60, "--n-envs", 2, "--no-video", *QUICK]
         there = self.script(tmp_path)
         assert "60 steps" in td3x(*run, **there)
         folder = Path("logs", "td3x", "my_module-Own-v0_1")
         assert (there["cwd"] / folder / "best_model.zip").exists()
         assert train._resumption(RunDir.open(there["cwd"] / folder)).endswith(" --trust")
-        assert train._resumption(RunDir(Path("two words"), "Own-v0")) == "td3x train --resume 'two words'"
+        two_words = RunDir.create(tmp_path / "two words", "Own-v0")
+        two_words.write_settings({}, {})
+        assert train._resumption(two_words) == f"td3x train --resume '{two_words.path}'"
 
     def test_a_module_is_found_by_the_runs_of_a_study(self, tmp_path):
         there = self.script(tmp_path)
@@ -247,7 +249,7 @@ BAD_TRAINING = {
     "a file for a module": (["--env", "mine.py:Own-v0"], "'mine.py' is no name of a module"),
     "unknown goals": (["--set", "replay_buffer_kwargs.goal_selection_strategy=futur"], "can be future, final, episode"),
     "a policy's arguments that are none": (["--set", "policy_kwargs=[64, 64]"], "policy_kwargs must be"),
-    "discrete actions": (["--env", "CartPole-v1"], "only supports"),
+    "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has discrete actions; TD3 needs continuous ones"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
     "an unknown setting": (["--set", "batchsize=1"], "did you mean batch_size"),
     "no assignment": (["--set", "batch_size"], "needs key=value"),
@@ -262,9 +264,10 @@ BAD_TRAINING = {
     "no episodes": (["--eval-episodes", "0"], "eval_episodes must be at least 1"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
     "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
-    "a device SB3 does not know": (["--device", "meta"], "not on 'meta'"),
+    "a device by its kind": (["--device", "gpu"], "there is no device 'gpu': use auto, cpu or cuda"),
+    "a device SB3 does not know": (["--device", "meta"], "there is no device 'meta'"),
     "YAML cut off": (["--set", "policy_kwargs.net_arch=[64,"], "cannot be read as YAML"),
-    "more memory than there is": (["--set", "buffer_size=1e13"], "cannot be trained"),
+    "more memory than there is": (["--set", "buffer_size=1e13"], "Unable to allocate"),
     "a wrapper for two": (["--n-envs", "2", "--set", "env_wrapper=os.system"], "env_wrapper can be"),
     "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
     **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "there is no device 'cuda'")}),

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from sb3_td3x.results import iqm, plots, scores
+from sb3_td3x.results import plots, scores
 from sb3_td3x.results.run_dir import SCORES, RunDir
 from tests.commands import called
 
@@ -233,33 +233,27 @@ class TestInterquartileMean:
         table(tmp_path / "half.csv", "A-v0", setting="half")
         return scores.read([tmp_path])
 
-    def test_is_rliables_of_scores_on_one_scale(self, four):
-        pytest.importorskip("rliable", reason="rliable is not installed")
-        from rliable.metrics import aggregate_iqm
-
+    def test_is_that_of_scores_on_one_scale(self, four):
         panel = plots.figure(four, with_iqm=True).axes[-1]
         (line,) = panel.lines
         # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
-        middle = aggregate_iqm(np.array([[1 / 5, 100 / 400], [2 / 5, 200 / 400]]))
-        assert line.get_ydata()[1] == pytest.approx(middle)
+        assert line.get_ydata()[1] == pytest.approx((1 / 4 + 2 / 5) / 2)  # of 1/5, 1/4, 2/5 and 1/2
         assert panel.get_title("left") == "all 2 environments"
         caption = panel.figure.get_supxlabel()
         assert "0 and 1 are the lowest and highest score" in caption
-        assert "for want of an environment: TD3X half" in caption
+        assert "only in some environments: TD3X half" in caption
 
-    def test_equals_rliables_at_every_point_and_leaves_the_generator_alone(self):
-        pytest.importorskip("rliable", reason="rliable is not installed")
-        from rliable.metrics import aggregate_iqm
-
+    def test_is_scipys_trimmed_mean_and_its_interval_that_of_a_bootstrap_over_seeds(self):
+        stats = pytest.importorskip("scipy.stats")
         values = np.random.default_rng(0).normal(size=(5, 3, 4))
-        before = np.random.get_state()[1].copy()
-        mean, low, high = iqm.interquartile_mean(values)
-        assert np.array_equal(before, np.random.get_state()[1])
-        np.testing.assert_allclose(mean, [aggregate_iqm(values[..., point]) for point in range(4)])
-        assert ((low < mean) & (mean < high)).all()
+        mean, low, high = plots.interquartile_mean(values)
+        np.testing.assert_allclose(mean, stats.trim_mean(values.reshape(15, 4), 0.25, axis=0))
+        random = np.random.default_rng(1)
+        resampled = [np.stack([values[random.integers(5, size=5), env] for env in range(3)]) for _ in range(4000)]
+        drawn = [stats.trim_mean(part.reshape(15, 4), 0.25, axis=0) for part in resampled]
+        np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5], axis=0), atol=0.05)
 
     def test_leaves_out_a_setting_whose_environments_have_no_time_in_common(self, tmp_path):
-        pytest.importorskip("rliable", reason="rliable is not installed")
         quick, slow = table(tmp_path / "a.csv", "A-v0", pace=1.0), table(tmp_path / "b.csv", "B-v0", pace=10.0)
         for place, env in ((quick, "A-v0"), (slow, "B-v0")):
             table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
@@ -267,10 +261,15 @@ class TestInterquartileMean:
         assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
         caption = picture.get_supxlabel()
         assert "not in the IQM, as the environments have no time in common: TD3X default" in caption
-        assert "in the IQM without an interval, for want of a second run: TD3X even" in caption
+        assert "in the IQM without an interval, as there is one run: TD3X even" in caption
+
+    def test_has_no_panel_where_no_setting_is_in_all_environments(self, tmp_path):
+        for env in ("A-v0", "B-v0"):
+            table(tmp_path / f"{env}.csv", env, setting=f"only {env}")
+        picture = plots.figure(scores.read([tmp_path]), with_iqm=True)
+        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"]
 
     def test_of_as_many_seeds_as_every_environment_has_takes_the_first(self, tmp_path):
-        pytest.importorskip("rliable", reason="rliable is not installed")
         for name, seed, value in (("a", 1, 2), ("b", 0, 1)):
             table(tmp_path / f"{name}.csv", "A-v0", seed, values=(value,))
         for name, seed, value in (("c", 2, 999), ("d", 1, 2), ("e", 0, 1)):
@@ -279,13 +278,5 @@ class TestInterquartileMean:
         assert line.get_ydata().tolist() == [1.5]  # of 1, 1, 2 and 2
 
     def test_of_one_seed_has_an_interval_without_width(self):
-        pytest.importorskip("rliable", reason="rliable is not installed")
-        mean, low, high = iqm.interquartile_mean(np.arange(6.0).reshape(1, 3, 2))
+        mean, low, high = plots.interquartile_mean(np.arange(6.0).reshape(1, 3, 2))
         assert mean.tolist() == low.tolist() == high.tolist() == [2, 3]
-
-    def test_needs_rliable_and_names_it(self, four, tmp_path, capfd, monkeypatch):
-        monkeypatch.setattr(iqm, "find_spec", lambda name: None)
-        code, printed = called(monkeypatch, capfd, "plot", tmp_path)
-        assert code == 2
-        assert "pip install rliable (or leave it out: --no-iqm)" in printed
-        assert called(monkeypatch, capfd, "plot", tmp_path, "--no-iqm", "--out", tmp_path / "c.png")[0] == 0

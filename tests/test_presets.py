@@ -1,5 +1,6 @@
 """Presets hold what they say, build for every environment they name, and read no code."""
 
+import inspect
 import re
 from importlib.resources import files
 
@@ -11,7 +12,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 
-from sb3_td3x import presets
+from sb3_td3x import TD3X, presets
 from sb3_td3x.runs import experiment
 from tests.tools import model
 
@@ -38,6 +39,36 @@ def continuous_tasks():
 
 def test_there_are_three():
     assert presets.names() == ["default", "sb3", "t3d"]
+
+
+def test_the_settings_are_the_keywords_of_td3x():
+    others = {"self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+    assert set(presets.MODEL_KEYS) == set(inspect.signature(TD3X.__init__).parameters) - others
+
+
+class TestFile:
+    def test_has_entries_like_a_preset_and_takes_what_it_leaves_out_from_the_default_one(self, tmp_path):
+        (tmp_path / "mine.yml").write_text("Pendulum-v1: {learning_rate: 1e-3, n_timesteps: 1e4}\ndefault: {gamma: 0.9}\n")
+        name = str(tmp_path / "mine.yml")
+        assert presets.load(name, "Pendulum-v1") == {"policy": "MlpPolicy", "learning_rate": 1e-3, "n_timesteps": 10_000}
+        assert presets.load(name, "Other-v0") == {"policy": "MlpPolicy", "gamma": 0.9, "n_timesteps": 500_000}
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("Other-v0: {gamma: 0.9}", "mine.yml has no entry for Pendulum-v1 and none named default"),
+            ("batch_size: 128", "must map environments"),
+            ("default: {batchsize: 128}", "there is no setting 'batchsize': did you mean batch_size"),
+            ("default: {gamma: 0.9", "mine.yml cannot be read"),
+            ("!!python/object/apply:os.getcwd []", "mine.yml cannot be read"),
+            (None, "mine.yml cannot be read"),
+        ],
+    )
+    def test_with_an_error_is_named(self, content, complaint, tmp_path):
+        if content is not None:
+            (tmp_path / "mine.yml").write_text(content)
+        with pytest.raises(ValueError, match=complaint):
+            presets.load(str(tmp_path / "mine.yml"), "Pendulum-v1")
 
 
 @pytest.mark.parametrize(("name", "env_id"), ENTRIES)
@@ -198,7 +229,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("n_timesteps=100", "the option is --steps, in a study file the key steps"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
-        ("env_kwargs={g: 5}", "a module of your own"),
+        ("env_kwargs={g: 5}", "the option is --env-kwargs"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
     ],
 )

@@ -36,8 +36,8 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("logs")
     wanted = experiment.Experiment("Pendulum-v1", 80, seed=3, overrides=OVERRIDES, eval_episodes=1, device="cpu", out=out)
     experiment.train(started := experiment.prepare(wanted))
-    started.folder.film.parent.mkdir()
-    started.folder.film.write_bytes(b"a video")
+    started.folder.video.parent.mkdir()
+    started.folder.video.write_bytes(b"a video")
     return started.folder
 
 

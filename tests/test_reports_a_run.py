@@ -39,8 +39,8 @@ def unfinished(tmp_path_factory):
     )  # fmt: skip
     run = experiment.prepare(wanted)
     experiment.train(run, [StopTrainingOnMaxEpisodes(13)])
-    run.folder.film.parent.mkdir()
-    run.folder.film.write_bytes(VIDEO)
+    run.folder.video.parent.mkdir()
+    run.folder.video.write_bytes(VIDEO)
     yield run.folder
     del gym.registry["Line-v0"]
 

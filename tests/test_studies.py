@@ -23,10 +23,9 @@ from sb3_td3x.results.plots import figure
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment
-from sb3_td3x.runs.study import attempt, driver, grid, runners
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study import attempt, grid, runners
+from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
-from sb3_td3x.runs.study.watch import Progress, progress
 from tests.commands import called, td3x
 from tests.studies import SHORT, made, nodes, saved_steps, study, tables
 
@@ -51,7 +50,7 @@ class TestFile:
     def test_overrides_are_the_settings_of_the_run(self, tmp_path):
         written = "{learning_rate: 7e-4, policy_kwargs: {net_arch: [64, 32], activation_fn: ELU}, train_freq: [1, episode]}"
         (run,) = study(tmp_path / "s.yml", seeds=[3], overrides=yaml.safe_load(written))
-        entry = attempt.experiment_of(run).hyperparameters()
+        entry = run.experiment().hyperparameters()
         assert entry["learning_rate"] == 7e-4
         assert entry["policy_kwargs"] == {"net_arch": [64, 32], "activation_fn": "ELU"}
         assert entry["train_freq"] == [1, "episode"]
@@ -59,30 +58,30 @@ class TestFile:
     def test_whole_mappings_come_before_their_parts_in_whatever_order_they_stand(self, tmp_path):
         both = {"policy_kwargs": {"net_arch": [8]}, "policy_kwargs.n_critics": 1}
         entries = [
-            attempt.experiment_of(study(tmp_path / "s.yml", seeds=[0], overrides=dict(order))[0]).hyperparameters()
+            study(tmp_path / "s.yml", seeds=[0], overrides=dict(order))[0].experiment().hyperparameters()
             for order in (both.items(), reversed(both.items()))
         ]
         assert entries[0]["policy_kwargs"] == entries[1]["policy_kwargs"] == {"net_arch": [8], "n_critics": 1}
 
     def test_runs_are_on_the_cpu_unless_the_file_says_otherwise(self, tmp_path):
-        assert attempt.experiment_of(study(tmp_path / "s.yml")[0]).device == "cpu"
-        assert attempt.experiment_of(study(tmp_path / "s.yml", device="auto")[0]).device == "auto"
+        assert study(tmp_path / "s.yml")[0].experiment().device == "cpu"
+        assert study(tmp_path / "s.yml", device="auto")[0].experiment().device == "auto"
 
     def test_numbers_are_written_as_for_the_command(self, tmp_path):
         text = "steps: 1e5\neval_freq: 2.5e3\nsave_freq: 1e4\nn_envs: 2\nthreads: 1e0\nseeds: [1e1]\n"
         (tmp_path / "s.yml").write_text(
             text + "envs: [Pendulum-v1]\noverrides: {action_noise: None}\nruns: [{setting: 1e5-steps}]"
         )
-        (run,) = grid.read(tmp_path / "s.yml", attempt.OPTIONS)
+        (run,) = grid.read(tmp_path / "s.yml", grid.OPTIONS)
         attempt.check([run], StudyFolder.at(tmp_path))
-        made_of = attempt.experiment_of(run)
+        made_of = run.experiment()
         assert (made_of.steps, made_of.eval_freq, made_of.save_freq, made_of.threads) == (100_000, 2_500, 10_000, 1)
         assert all(type(value) is int for value in (made_of.eval_freq, made_of.save_freq, made_of.threads, run.seed))
         assert made_of.hyperparameters()["action_noise"] is None
 
     def test_the_benchmarks_files_repeat_every_run_whose_scores_are_kept(self):
         folder = Path(__file__).parent.parent / "benchmarks"
-        options, algorithms = (*attempt.OPTIONS, "arguments", "noise_std", "kernels"), ("td3x", "sb3_td3", "sb3_tqc")
+        options, algorithms = (*grid.OPTIONS, "arguments", "noise_std", "kernels"), ("td3x", "sb3_td3", "sb3_tqc")
         files = [folder / f"{name}.yml" for name in ("returns", "screening", "others")]
         steps = {run.name: run.options["steps"] for path in files for run in grid.read(path, options, algorithms)}
         assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in steps
@@ -178,7 +177,7 @@ class TestFile:
                 printed.append(capfd.readouterr().out)
 
         study(tmp_path / "s.yml")
-        monkeypatch.setattr(driver, "drive", drive)
+        monkeypatch.setattr(runners, "drive", drive)
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         (tmp_path / "out").mkdir()
         assert called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--out", tmp_path / "out") == (1, "")
@@ -190,7 +189,7 @@ class TestFile:
         returns = import_module("returns")
         study(tmp_path / "s.yml")
         monkeypatch.setattr(returns, "FOLDER", StudyFolder.at(tmp_path / "out"))
-        monkeypatch.setattr(driver, "drive", lambda runs, *_: (Outcome(run, False, "lost") for run in runs))
+        monkeypatch.setattr(runners, "drive", lambda runs, *_: (Outcome(run, False, "lost") for run in runs))
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         monkeypatch.setattr(sys, "argv", ["returns.py", str(tmp_path / "s.yml")])
         with pytest.raises(SystemExit, match="2 runs are not done; the same command goes on with them"):
@@ -307,9 +306,12 @@ class TestGoingOn:
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"
         remains.mkdir(parents=True)
+        (remains / "args.yml").write_text("{algo: td3x, env: Pendulum-v1}")  # the first file that a run writes
         (remains.parent / "progress.csv").write_text("a,b\n1,2\n")
+        (remains.parent / "notes.txt").write_text("by hand")
         assert made(runs, tmp_path)[run.name].is_finished
         assert "a,b" not in (remains.parent / "progress.csv").read_text()
+        assert (remains.parent / "notes.txt").read_text() == "by hand"
 
     def test_other_files_in_the_folder_are_left_alone(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
@@ -360,7 +362,7 @@ class TestSearch:
             raise TrialPruned
 
         (run,) = study(tmp_path / "s.yml", seeds=[0])
-        prepared = experiment.prepare(attempt.experiment_of(run), tmp_path / "trial")
+        prepared = experiment.prepare(run.experiment(), tmp_path / "trial")
         with pytest.raises(TrialPruned):
             experiment.train(prepared, on_evaluation=give_up)
         assert prepared.folder.scores()[0].tolist() == [200]

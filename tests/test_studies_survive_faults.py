@@ -14,7 +14,8 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs.study import attempt, runners
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.runs.study.attempt import StudyFolder
+from sb3_td3x.runs.study.runners import Outcome
 from tests.commands import called, start, td3x
 from tests.resuming import leave_lock
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
@@ -70,23 +71,18 @@ class TestWorkers:
         outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
         assert outcome.error == "it was lost 2 times; at last its process ended with -9"
 
-    def test_a_process_that_was_killed_has_not_answered_on_windows_either(self):
-        class Pipe:
-            def poll(self):
-                raise BrokenPipeError(109, "The pipe has been ended")
-
-        process = multiprocessing.get_context("spawn").Process(target=os.getpid)
-        process.start()
-        process.kill()
-        process.join()
-        attempt = runners._Attempt(None, process, Pipe())
-        assert attempt.has_ended()
-        assert attempt.end().is_lost
-
-    def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(runners, "LINGER_SECONDS", 0.1)
+    def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         assert made(runs, tmp_path, runners.local(1), leaving_a_thread)[run.name].is_finished
+
+
+    def test_a_run_that_fails_says_why_in_its_outcome(self, tmp_path):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        assert made(runs, tmp_path, runners.local(1), failing)[run.name] == Outcome(run, False, "ValueError: no luck")
+
+
+def failing(run, path):
+    raise ValueError("no luck")
 
 
 def leaving_a_thread(run, path):
@@ -166,14 +162,6 @@ def test_a_terminals_ctrl_c_is_for_the_study_which_tells_its_runs():
     sender.close()  # an end of the process is an end of the pipe
     process.join()
     assert [receiver.recv() for _ in range(4)] == [0, 0, 1, 1]
-
-
-def test_an_error_of_any_length_is_told():
-    class Endless(Exception):
-        def __str__(self):
-            return "x" * 10**7
-
-    assert len(runners._line(Endless())) < 2**12  # a pipe holds 64 kB for one who does not read yet
 
 
 class TestDrivers:

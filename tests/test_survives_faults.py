@@ -229,7 +229,7 @@ class TestTheEnvironment:
         code = """
 import os, signal
 from sb3_td3x.runs import environments
-env = environments.build("Pendulum-v1", 0, environments.TRAINING, n_envs=2)
+env = environments.open_env("Pendulum-v1", 0, environments.TRAINING, {"n_envs": 2})
 for process in env.processes:
     os.kill(process.pid, signal.SIGTERM)
 print(env.reset().shape, [process.is_alive() for process in env.processes])

@@ -3,12 +3,15 @@
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from sb3_td3x.cli import bench, enjoy, evaluate, export, plot, push, report, study, train
+from sb3_td3x.cli import commands, study, train
+from sb3_td3x.cli.console import escaped
 from sb3_td3x.version import __version__
 
 LIBRARIES_OF_WRAPPERS = ("gymnasium.wrappers.", "stable_baselines3.", "sb3_td3x.")
@@ -16,10 +19,21 @@ LIBRARIES_OF_WRAPPERS = ("gymnasium.wrappers.", "stable_baselines3.", "sb3_td3x.
 app = typer.Typer(
     help="Train, watch and compare TD3X agents.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class Command(TyperCommand):
+    """Tells what an extra argument usually is: the rest of a name with spaces."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if "unexpected extra argument" in str(getattr(error, "message", "")):
+                error.message += "; a name with spaces needs quotes"  # type: ignore[attr-defined]
+            raise
 
 
 def _version(is_asked: bool) -> None:
@@ -34,55 +48,50 @@ def _options(
 ) -> None: ...
 
 
-app.command("train")(train.command)
-app.command("eval")(evaluate.command)
-app.command("enjoy")(enjoy.command)
-app.command("plot")(plot.command)
-app.command("report")(report.command)
-app.command("export")(export.command)
-app.command("push")(push.command)
-app.command("bench")(bench.command)
-app.command("study")(study.command)
+COMMANDS: dict[str, Callable[..., None]] = {"train": train.command, "study": study.command, **commands.COMMANDS}
+for _name, _function in COMMANDS.items():
+    app.command(_name, cls=Command)(_function)
 
 
 def main() -> None:
     """
     Run the command.
 
-    What the user can mend is one line and exit code 2 (``TD3X_DEBUG=1`` shows where it arose), any other error exit code 3: 1
-    is for what can go on as it is.
+    An error that the user can fix is one line and exit code 2 (``TD3X_DEBUG=1`` adds the traceback), any other error a
+    traceback and exit code 3. Exit code 1 means that the same command, or ``--resume``, continues.
     """
     try:
         app()
     except Exception as error:
-        is_known = _can_be_mended(error)
+        is_known = _can_be_fixed(error)
         if not is_known or os.environ.get("TD3X_DEBUG"):
-            traceback.print_exc()
+            print(escaped(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         sys.exit(fail(error) if is_known else 3)
 
 
-def _can_be_mended(error: Exception) -> bool:
-    """By the user: bad input, a place that cannot be written, or a simulator or drawing library that is not installed."""
+def _can_be_fixed(error: Exception) -> bool:
+    """By the user: bad input, too little memory, a place that cannot be written, a simulator that is not installed."""
     gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
-    if gymnasium is not None and isinstance(error, gymnasium.error.DependencyNotInstalled):
+    if isinstance(error, MemoryError) or (gymnasium and isinstance(error, gymnasium.error.DependencyNotInstalled)):
         return True
     return isinstance(error, (ValueError, OSError)) and (gymnasium is None or not _is_of(gymnasium.Env, error))
 
 
 def _is_of(env_class: type, error: Exception) -> bool:
-    """Whether an environment's own code raised it; wrappers write files and refuse input, as the rest of a library does."""
+    """Whether an environment's own code raised it. Wrappers write files and refuse input, as the rest of a library does."""
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    environments = [one for one in callers if isinstance(one, env_class)]
+    environments = [caller for caller in callers if isinstance(caller, env_class)]
     return bool(environments) and not type(environments[-1]).__module__.startswith(LIBRARIES_OF_WRAPPERS)
 
 
 def fail(error: Exception) -> int:
-    print("error: " + " ".join(_text(error).split()), file=sys.stderr)  # noqa: T201
+    """Print an error as one line; return the exit code."""
+    print(escaped("error: " + " ".join(_text(error).split())), file=sys.stderr)  # noqa: T201
     return 2
 
 
 def _text(error: Exception) -> str:
-    """Of what the operating system says, the file or the folder first; hidden files are our own, on their way to a name."""
+    """For an error of the operating system: the file first, or the folder of a hidden file, which is a partial one of ours."""
     if not isinstance(error, OSError) or not error.strerror or not isinstance(error.filename, (str, os.PathLike)):
         return str(error)
     path = Path(error.filename)

@@ -1,93 +1,131 @@
-"""The live line of a training run."""
+"""What a training run shows while it goes: its progress, the algorithm's messages, and trackers."""
 
+import sys
+import threading
 import time
-from types import TracebackType
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-from stable_baselines3.common.logger import SeqWriter
+from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, SeqWriter
+from stable_baselines3.common.utils import safe_mean
 
+from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.results.scores import score_text
+from sb3_td3x.runs.experiment import Run
 
-REFRESH_SECONDS = 0.2
+LIFE_SECONDS = 30
+"""Without a terminal, a line says at least this often how far the run is."""
 
 
-class Messages(SeqWriter):
+def outputs(console: PlainConsole, run: Run, verbose: bool, track: str | None) -> list[Any]:
+    """
+    Where SB3's logger writes besides the run's files.
+
+    :param verbose: also print SB3's table of training values
+    :param track: ``"wandb"`` or nothing
+    """
+    return [_Messages(console), *([HumanOutputFormat(sys.stdout)] if verbose else []), *([_Wandb(run)] if track else [])]
+
+
+class _Messages(SeqWriter):
     """Shows the sentences that the algorithm logs, such as how updates are made."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: PlainConsole):
         self.console = console
 
     def write_sequence(self, sequence: list[str]) -> None:
-        self.console.print(" ".join(sequence), soft_wrap=True)
+        self.console.print(" ".join(sequence))
 
     def close(self) -> None:
         """The console stays open."""
 
 
+class _Wandb(KVWriter):
+    """Logs to Weights & Biases; with ``WANDB_MODE=offline`` to files in the run's folder."""
+
+    def __init__(self, run: Run):
+        import wandb
+
+        folder = run.folder.path
+        self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder))
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        self.run.log({key: value for key, value in key_values.items() if not isinstance(value, str)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
 class ShowProgress(BaseCallback):
     """
-    Steps, rate, time left and last score: a bar on a terminal, a line per evaluation elsewhere.
+    Steps, rate, time left and last score: a bar on a terminal, lines elsewhere.
 
-    :param console: where to show it
+    :param console: where to show them
     :param total: environment steps of the run
+    :param bar: whether to show the bar
     """
 
     resumable = ("score",)
     only_shows = True
 
-    def __init__(self, console: Console, total: int):
+    def __init__(self, console: PlainConsole, total: int, bar: bool):
         super().__init__()
-        self.console = console
-        self.total = total
-        self.score = "-"
-        self.started = self.refreshed = time.perf_counter()
-        self.steps_before = 0
+        self.console, self.total = console, total
+        self.score, self.started, self.steps_before = "-", time.perf_counter(), 0
         self.bar = Progress(
-            # 80 columns hold all of it
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            MofNCompleteColumn(),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[rate]:.0f} steps/s"),
-            TextColumn("left"),
+            TextColumn("{task.fields[rate]:.0f} steps/s, left"),
             TimeRemainingColumn(),
             TextColumn("score {task.fields[score]}"),
             console=console,
-            disable=not console.is_terminal,
+            disable=not bar,
             speed_estimate_period=120,
         )
         self.task = self.bar.add_task("train", total=total, rate=0.0, score=self.score)
+        self.ended = threading.Event()
 
     def __enter__(self) -> "ShowProgress":
         self.bar.start()
+        if not self.console.is_terminal:
+            threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: Any) -> None:
+        self.ended.set()
         if self.n_calls:
-            self._refresh()
+            self._update_bar()
         self.bar.stop()
 
+    def _show_life(self) -> None:
+        """In a thread of its own, because compiling and evaluations may take longer than the time between two lines."""
+        while not self.ended.wait(LIFE_SECONDS):
+            if not hasattr(self, "model"):
+                continue
+            steps, rate = self.model.num_timesteps, self._rate()
+            returns = [episode["r"] for episode in list(self.model.ep_info_buffer or ())]
+            score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
+            left = f"{(self.total - steps) / rate / 60:,.0f} min left" if rate else "time left unknown"
+            self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
+
     def _on_training_start(self) -> None:
-        self.started = time.perf_counter()
-        self.steps_before = self.num_timesteps  # of a resumed run
+        self.started, self.steps_before = time.perf_counter(), self.num_timesteps  # of a resumed run
 
     def _on_step(self) -> bool:
-        if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
-            self._refresh()
+        if not self.bar.disable:
+            self._update_bar()  # rich draws ten times a second, however often it is updated
         return True
 
-    def _refresh(self) -> None:
-        self.refreshed = time.perf_counter()
-        rate = self._rate(self.refreshed)
-        self.bar.update(self.task, completed=min(self.num_timesteps, self.total), rate=rate, score=self.score)
+    def _update_bar(self) -> None:
+        done = min(self.num_timesteps, self.total)
+        self.bar.update(self.task, completed=done, rate=self._rate(), score=self.score)
 
-    def _rate(self, now: float) -> float:
+    def _rate(self) -> float:
         """Steps per second since this process began."""
-        return (self.model.num_timesteps - self.steps_before) / max(now - self.started, 1e-9)
+        return (self.model.num_timesteps - self.steps_before) / max(time.perf_counter() - self.started, 1e-9)
 
     def show_evaluation(self, evaluation: EvalCallback) -> None:
         self.score = f"{score_text(evaluation.last_mean_reward)}, best {score_text(evaluation.best_mean_reward)}"
         if not self.console.is_terminal:
-            rate = self._rate(time.perf_counter())
-            line = f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {rate:.0f} steps/s"
-            self.console.print(line, soft_wrap=True)
+            self.console.print(f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {self._rate():.0f} steps/s")

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sb3_td3x.cli.console import PlainConsole
+
 if TYPE_CHECKING:
-    from sb3_td3x.runs.study.folder import StudyFolder
+    from sb3_td3x.runs.study.attempt import Progress, StudyFolder
     from sb3_td3x.runs.study.grid import StudyRun
-    from sb3_td3x.runs.study.runners import Outcome, Runner
-    from sb3_td3x.runs.study.watch import Progress
+    from sb3_td3x.runs.study.runners import Outcome
+
+STATES = ("running", "failed", "stopped", "waiting", "done")
 
 
 def command(
@@ -24,58 +26,71 @@ def command(
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Runs on Ray: local, or a cluster's address.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time on this machine; one per core if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study, which every node reaches; studies/FILE.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Make run number N only, from 0, as a job of a scheduler.")] = None,
 ) -> None:
     """
     Make all runs of a study, or those that are left.
 
-    Ctrl-C stops it cleanly; the same command goes on. Runs that are finished are never repeated.
+    Ctrl-C stops it cleanly; the same command continues. Runs that are finished are never repeated.
     """
-    from sb3_td3x.runs.study import attempt, driver, grid
-    from sb3_td3x.runs.study.folder import StudyFolder
+    from sb3_td3x.runs.study import grid
 
     place = (out or Path("studies") / file.stem).resolve()
-    folder = StudyFolder.at(place)
-    runs = grid.read(file, attempt.OPTIONS)
+    runs = grid.read(file)
+    if only is not None and only >= len(runs):
+        raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
+    runs = runs if only is None else [runs[only]]
     try:
+        grid.check(runs)  # without torch, so that it is said at once
+        from sb3_td3x.runs.study import attempt, runners
+
+        folder = attempt.StudyFolder.at(place)
         attempt.check(runs, folder)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    runner = _runner(ray, jobs, runs[0].options.get("threads", 1))
-    console = Console(highlight=False, markup=False)
+    console = PlainConsole()
+    if only is not None:
+        _make_one(console, runs[0], folder)
+        return
+    threads = runs[0].options.get("threads", 1)
+    runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, jobs, threads)
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    console.print(f"{count}, done before: {table.count('done')} → {place}", soft_wrap=True)
+    console.print(f"{count}, done before: {table.count('done')} → {place}")
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
-        with live or nullcontext(), closing(driver.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:
+        with live or nullcontext(), closing(runners.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:
             for outcome in outcomes:
                 table.outcomes[outcome.run] = outcome
                 if live is None:
-                    console.print(table.line(outcome), soft_wrap=True)
+                    console.print(table.line(outcome))
     except KeyboardInterrupt:
         console.print("stopped; runs under way have saved a checkpoint")
     folder.write_summary(runs, place / "summary.csv")
     _report(console, table, place / "summary.csv")
 
 
-def _runner(ray: str | None, jobs: int | None, threads: int) -> "Runner":
-    from sb3_td3x.runs.study import runners
+def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> None:
+    """One job of a scheduler: exit code 1 if it was told to stop; the same command resumes it."""
+    from sb3_td3x.runs.study import attempt
 
-    if ray is not None:
-        return runners.on_ray(ray, jobs, threads)
-    return runners.local(jobs or runners.jobs_here(threads))
+    console.print(f"{run.name}, which prints to {folder.printed(run)}")
+    if not attempt.attempt(attempt.train_td3x, folder, run):
+        console.print("stopped; the same command resumes it")
+        raise typer.Exit(1)
+    console.print(f"done: {folder.table(run)}")
 
 
-def _report(console: Console, table: "RunsTable", summary: Path) -> None:
+def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
     """What the study came to; exit code 1 unless every run is finished."""
     for outcome in table.outcomes.values():
         if outcome.error:
-            console.print(f"{outcome.run.name} failed: {outcome.error}", soft_wrap=True)
-            console.print(f"  see {table.folder.printed(outcome.run)}", soft_wrap=True)
+            console.print(f"{outcome.run.name} failed: {outcome.error}")
+            console.print(f"  see {table.folder.printed(outcome.run)}")
     done = table.count("done")
-    console.print(f"{done} of {len(table.runs)} runs are done → {summary}", soft_wrap=True)
+    console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):
         console.print("the same command tries the others again")
         raise typer.Exit(1)
@@ -90,24 +105,22 @@ class RunsTable:
     """
 
     def __init__(self, runs: "list[StudyRun]", folder: "StudyFolder"):
-        from sb3_td3x.runs.study.attempt import experiment_of
-
         self.runs, self.folder = runs, folder
-        self.totals = {run: experiment_of(run).hyperparameters()["n_timesteps"] for run in runs}
+        self.totals = {run: run.experiment().hyperparameters()["n_timesteps"] for run in runs}
         self.outcomes: dict[StudyRun, Outcome] = {}
-        self._done: dict[StudyRun, Progress] = {}  # which does not change any more
+        self._done: dict[StudyRun, Progress] = {}  # their progress does not change any more
 
     def progress(self, run: "StudyRun") -> "Progress":
-        from sb3_td3x.runs.study.watch import progress
+        from sb3_td3x.runs.study.attempt import progress
 
         if run in self._done:
             return self._done[run]
-        found = progress(run, self.folder)
-        if found.state == "done":
-            self._done[run] = found
+        current = progress(run, self.folder)
+        if current.state == "done":
+            self._done[run] = current
         elif run in self.outcomes and self.outcomes[run].error:
-            found = replace(found, state="failed")
-        return found
+            current = replace(current, state="failed")
+        return current
 
     def count(self, state: str) -> int:
         return sum(self.progress(run).state == state for run in self.runs)
@@ -116,25 +129,22 @@ class RunsTable:
         """One run's outcome in words."""
         from sb3_td3x.results.scores import score_text
 
-        found = self.progress(outcome.run)
-        score = "no score yet" if found.score is None else f"score {score_text(found.score)}"
-        return f"{outcome.run.name}: {found.state} at {found.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
+        current = self.progress(outcome.run)
+        score = "no score yet" if current.score is None else f"score {score_text(current.score)}"
+        return f"{outcome.run.name}: {current.state} at {current.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
 
     def render(self) -> Table:
-        """Those at work first: a study may have more runs than a terminal has lines."""
+        """Those that are running first: a study may have more runs than a terminal has lines."""
         from sb3_td3x.results.scores import score_text
 
-        found = {run: self.progress(run) for run in self.runs}
-        counts = Counter(one.state for one in found.values())
+        states = {run: self.progress(run) for run in self.runs}
+        counts = Counter(current.state for current in states.values())
         table = Table(title=", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]), title_justify="left")
         for column in ("setting", "environment", "seed", "steps", "steps/s", "score", "state"):
             table.add_column(column, justify="left" if column in ("setting", "environment", "state") else "right")
-        for run, one in sorted(found.items(), key=lambda pair: STATES.index(pair[1].state)):
-            rate = "" if one.rate is None else f"{one.rate:.0f}"
-            score = "" if one.score is None else score_text(one.score)
-            steps = f"{one.steps:,}/{self.totals[run]:,}"
-            table.add_row(run.setting, run.env, str(run.seed), steps, rate, score, one.state)
+        for run, current in sorted(states.items(), key=lambda pair: STATES.index(pair[1].state)):
+            rate = "" if current.rate is None else f"{current.rate:.0f}"
+            score = "" if current.score is None else score_text(current.score)
+            steps = f"{current.steps:,}/{self.totals[run]:,}"
+            table.add_row(run.setting, run.env, str(run.seed), steps, rate, score, current.state)
         return table
-
-
-STATES = ("running", "failed", "stopped", "waiting", "done")

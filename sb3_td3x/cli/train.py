@@ -1,18 +1,29 @@
-"""``td3x train``: one run, with a live bar, to a folder with scores, models, checkpoints, curve and film."""
+"""``td3x train``: one run to a folder with scores, models, checkpoints, plot and video."""
 
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from sb3_td3x.cli.console import PlainConsole
 
 if TYPE_CHECKING:
     from sb3_td3x.results.run_dir import RunDir
-    from sb3_td3x.runs.experiment import Experiment, Run
+    from sb3_td3x.runs.experiment import Run
+    from sb3_td3x.runs.settings import Experiment
+
+OPTIONAL = {
+    "matplotlib": ("no plot of the scores", "matplotlib"),
+    "tensorboard": ("no TensorBoard events", "tensorboard"),
+    "imageio_ffmpeg": ("no video", '"imageio[ffmpeg]"'),
+}
+"""By module: what is left out without it, and what to install."""
 
 
 def command(
@@ -21,92 +32,137 @@ def command(
     env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment, or module:Name.")] = None,
     steps: Annotated[float | None, typer.Option(help="Environment steps; the preset's number if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,
-    preset: Annotated[str, typer.Option(help="default, sb3 (rl-zoo3's values) or t3d (a tutorial's).")] = "default",
+    preset: Annotated[str, typer.Option(help="default, sb3 (rl-zoo3's values), t3d (a tutorial's) or FILE.yml.")] = "default",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: --set batch_size=128")] = None,
-    n_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
+    env_kwargs: Annotated[list[str] | None, typer.Option(help="Argument of the environment: --env-kwargs gravity:5")] = None,
+    n_envs: Annotated[int | None, typer.Option(help="Number of parallel environments.")] = None,
     eval_freq: Annotated[int, typer.Option(help="Environment steps between evaluations.")] = 5_000,
     eval_episodes: Annotated[int, typer.Option(help="Episodes of one evaluation.")] = 10,
     save_freq: Annotated[int, typer.Option(help="Environment steps between checkpoints.")] = 10_000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Torch threads; more than one only on an idle machine.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
-    film: Annotated[bool, typer.Option(help="Film the best model at the end.")] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with RUN, or with the newest of these settings.")] = False,
-    checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to go on from.")] = None,
+    video: Annotated[bool, typer.Option(help="Make a video of the best model at the end.")] = True,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print SB3's table of training values.")] = False,
+    track: Annotated[str | None, typer.Option(help="Also log to an experiment tracker: wandb.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN, or the newest run of these settings.")] = False,
+    checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to resume from.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --resume: run code that the checkpoint may hold.")] = False,
 ) -> None:
     """
-    Train a TD3X agent, or go on with a run.
+    Train a TD3X agent, or resume a run.
 
-    Ctrl-C ends the run cleanly (exit code 1): model, scores, curve and a checkpoint are there, and --resume goes on from it.
+    Ctrl-C ends the run cleanly (exit code 1): model, scores, plot and a checkpoint are there, and --resume continues from it.
     """
-    from sb3_td3x.runs import experiment
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.runs import settings  # neither imports torch, so that wrong settings are reported at once
 
-    _check_resume_options(context, resume)
-    console = Console(highlight=False, markup=False)
+    _check_options(context, resume, track)
+    console = PlainConsole()
     if resume and run_folder is not None:
-        _refuse_other_options(context)
-        run = experiment.resume(experiment.RunDir.open(run_folder), steps, checkpoint, trust)
+        folder, wanted = RunDir.open(run_folder), None
+        settings.require_registered(settings.Experiment.of_arguments(folder).env_id, may_import=trust)
     else:
         if env is None:
             raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
-        wanted = experiment.Experiment(
-            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out
-        )
-        if resume:
-            run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust)
-        else:
-            _name_unfinished(console, wanted)
-            run = experiment.prepare(wanted)
-    if not _train(console, run):
+        wanted = settings.Experiment(
+            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out,
+            env_kwargs=_env_kwargs(env_kwargs), video=video,
+        )  # fmt: skip
+        settings.check(wanted)
+    from sb3_td3x.common.lock import is_touched
+    from sb3_td3x.runs import experiment
+
+    if wanted is None:
+        run = experiment.resume(folder, steps, checkpoint, trust)
+    elif resume:
+        run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust, wanted.env_kwargs)
+    else:
+        if unfinished := [folder for folder in experiment.unfinished(wanted) if not is_touched(folder.path)]:
+            console.print(f"to resume an unfinished run of these settings: {_resumption(unfinished[-1])}")
+        run = experiment.prepare(wanted, command=_command_line())
+    is_filmed = video if _is_given(context, "video") else run.experiment.video
+    _name_left_out(console, is_filmed)
+    if not _train(console, run, verbose, track):
         raise typer.Exit(1)
-    if film:
-        _film(console, run, trust)
+    if is_filmed:
+        _record(console, run, trust)
 
 
-def _train(console: Console, run: "Run") -> bool:
+def _env_kwargs(texts: list[str] | None) -> dict[str, Any] | None:
+    """``key:value``, as in rl-zoo3; values are YAML."""
+    from sb3_td3x import presets
+
+    pairs = [text.partition(":") for text in texts or ()]
+    if wrong := [key for key, colon, _ in pairs if not colon or not key.isidentifier()]:
+        raise ValueError(f"--env-kwargs needs key:value, not {wrong[0]!r}")
+    return {key: presets.parse(value) for key, _, value in pairs} or None
+
+
+def _command_line() -> str:
+    """For ``args.yml``, without --out: it says where this machine has its files, not what the run is."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["td3x", *kept])
+
+
+def _name_left_out(console: PlainConsole, video: bool) -> None:
+    missing = [name for name in OPTIONAL if find_spec(name) is None and (video or name != "imageio_ffmpeg")]
+    if missing:
+        results, packages = zip(*(OPTIONAL[name] for name in missing), strict=True)
+        console.print(f"not installed: {', '.join(missing)}, so there will be {', '.join(results)}")
+        console.print(f"  to get all of it: pip install {' '.join(packages)}")
+
+
+def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) -> bool:
     """Whether the run reached its last step."""
-    from sb3_td3x.cli.progress import Messages, ShowProgress
+    from sb3_td3x.cli.progress import ShowProgress, outputs
     from sb3_td3x.runs import experiment
 
     what = run.experiment
     steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
     where = f"{run.model.device.type} → {run.folder.path}"
-    console.print(f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {where}", soft_wrap=True)
-    run.model.logger.output_formats.append(Messages(console))  # type: ignore[arg-type]  # SB3 takes both kinds of writers
-    with ShowProgress(console, run.total) as progress, _plain_warnings(console):
+    console.print(f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {where}")
+    run.model.logger.output_formats += outputs(console, run, verbose, track)
+    with ShowProgress(console, run.total, bar=console.is_terminal and not verbose) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
-        console.print(f"stopped at {done}; what was learned is saved. Go on with:", soft_wrap=True)
-        console.print(f"  {_resumption(run.folder)}", soft_wrap=True)
+        console.print(f"stopped at {done}; what was learned is saved. Resume with:")
+        console.print(f"  {_resumption(run.folder)}")
     _report(console, run)
     return finished
 
 
 @contextmanager
-def _plain_warnings(console: Console) -> Iterator[None]:
-    """Show a warning as a sentence, without the place in the code it came from."""
+def _plain_warnings(console: PlainConsole) -> Iterator[None]:
+    """Show a warning as a sentence, without the place in the code that it came from."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", soft_wrap=True)
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
         yield
 
 
-def _check_resume_options(context: typer.Context, resume: bool) -> None:
+def _check_options(context: typer.Context, resume: bool, track: str | None) -> None:
+    if track not in (None, "wandb"):
+        raise typer.BadParameter(f"--track can be wandb, not {track}")
+    if track and find_spec("wandb") is None:
+        raise ValueError("--track wandb needs wandb: pip install wandb")
     for name in ("run_folder", "checkpoint", "trust"):
         if not resume and _is_given(context, name):
             instead = "; an environment is named with --env" if name == "run_folder" else ""
             raise typer.BadParameter(f"{_shown(name)} is for --resume{instead}")
-
-
-def _refuse_other_options(context: typer.Context) -> None:
-    """A resumed run has its settings already; only its length may change."""
-    allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "film"}
-    given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
-    if given:
-        raise typer.BadParameter(
-            f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings"
-        )
+    if resume and _is_given(context, "run_folder"):  # its folder holds its settings; only its length may change
+        allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "video", "verbose", "track"}
+        given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
+        if given:
+            raise typer.BadParameter(
+                f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings"
+            )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -119,32 +175,23 @@ def _shown(name: str) -> str:
 
 
 def _newest_unfinished(wanted: "Experiment") -> "RunDir":
-    from sb3_td3x.runs import environments, experiment
+    from sb3_td3x.runs import experiment
 
-    environments.require_registered(wanted.env_id)  # the command names it, not the run's folder
-    if found := experiment.unfinished(wanted):
-        return found[-1]
+    if unfinished := experiment.unfinished(wanted):
+        return unfinished[-1]
     differing = "; ".join(
         f"{name} has {', '.join(what)}" for name, what in experiment.differing_settings(wanted).items() if what
     )
     raise ValueError(f"no unfinished run with these settings in {wanted.out}" + (f" ({differing})" if differing else ""))
 
 
-def _name_unfinished(console: Console, wanted: "Experiment") -> None:
-    from sb3_td3x.common.lock import is_touched
-    from sb3_td3x.runs import experiment
-
-    if found := [folder for folder in experiment.unfinished(wanted) if not is_touched(folder.path)]:
-        console.print(f"an unfinished run of these settings could go on: {_resumption(found[-1])}", soft_wrap=True)
-
-
 def _resumption(folder: "RunDir") -> str:
-    """The command that goes on with a run; the module of ``module:Name`` is imported only where it is trusted."""
-    trust = ["--trust"] if ":" in folder.env_id else []
+    """The command that resumes a run; modules are imported and arguments passed to environments only with trust."""
+    trust = ["--trust"] if ":" in folder.env_id or folder.arguments().get("env_kwargs") else []
     return shlex.join(["td3x", "train", "--resume", str(folder.path), *trust])
 
 
-def _report(console: Console, run: "Run") -> None:
+def _report(console: PlainConsole, run: "Run") -> None:
     from sb3_td3x.results.scores import score_text
 
     folder = run.folder
@@ -153,17 +200,18 @@ def _report(console: Console, run: "Run") -> None:
         means = results.mean(axis=1)
         best = means.argmax()
         console.print(f"best score {score_text(means[best])} at {steps[best]:,} steps, last {score_text(means[-1])}")
-    kept = (folder.best_model, folder.last_model, folder.curve, folder.evaluations)
-    console.print("\n".join(f"  {path}" for path in kept if path.exists()), soft_wrap=True)
+    written = (folder.best_model, folder.last_model, folder.curve, folder.evaluations)
+    console.print("\n".join(f"  {path}" for path in written if path.exists()))
 
 
-def _film(console: Console, run: "Run", trust: bool) -> None:
-    from sb3_td3x.runs.play import film
+def _record(console: PlainConsole, run: "Run", trust: bool) -> None:
+    from sb3_td3x.runs import play
 
-    with console.status("filming the best model"):
+    trust = trust or not run.is_resumed  # settings that this command was given need no trust
+    with console.status("making a video of the best model"):
         try:
-            filmed = film(run.folder, run.folder.film, run.experiment.seed, trust=trust)
+            recorded = play.record_video(run.folder, run.folder.video, run.experiment.seed, trust=trust)
         except ValueError as error:
-            console.print(f"no film: {error}", soft_wrap=True)
+            console.print(f"no video: {error}")
             return
-    console.print(f"  {run.folder.film} ({filmed})", soft_wrap=True)
+    console.print(f"  {run.folder.video} ({recorded})")

@@ -1,50 +1,63 @@
 """
-Hyper-parameters by name: one YAML file per preset, in rl-zoo3's keys, one entry per environment.
+Hyperparameters by name: one YAML file per preset, in rl-zoo3's keys, with one entry per environment.
 
-Values are plain YAML. Classes are named, and only those listed here are known: reading a preset runs no code.
+Values are plain YAML. Classes are named, and only those listed here are known, so reading a preset runs no code. Importing
+this module does not import torch: a wrong setting is reported at once.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
-from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
-from stable_baselines3.common.utils import LinearSchedule
-from torch import nn, optim
 
-from sb3_td3x.common.validation import did_you_mean, meant, real
-from sb3_td3x.td3x.td3x import TD3X, check_arguments
+from sb3_td3x.common.validation import CHECKS, above_0, did_you_mean, meant, real, share, switch
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from stable_baselines3.common.vec_env import VecEnv
 
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
 
 OPTIONS = (
-    "env", "steps", "seed", "preset", "n_envs", "eval_freq", "eval_episodes", "save_freq", "device", "threads", "out"
+    "env", "steps", "seed", "preset", "n_envs", "eval_freq", "eval_episodes", "save_freq", "device", "threads", "out",
+    "env_kwargs",
 )  # fmt: skip
-"""Of the command and of study files: they are not changed by ``--set``; ``--n-envs`` also keeps one update per step."""
+"""Options of the command and keys of study files. ``--set`` does not change them."""
 
-MODEL_KEYS = tuple(
-    name for name in inspect.signature(TD3X.__init__).parameters
-    if name not in ("self", "policy", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model")
+MODEL_KEYS = (
+    "learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq", "gradient_steps",
+    "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps", "policy_delay",
+    "target_policy_noise", "target_noise_clip", "stats_window_size", "policy_kwargs", "accelerate", "precision",
+    "n_quantiles", "top_quantiles_to_drop_per_net", "qf_learning_rate", "max_grad_norm", "prioritization",
 )  # fmt: skip
+"""The keyword arguments of ``TD3X`` that a preset may set."""
 
 MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")
-"""Keys whose values are settings by name."""
+"""Keys whose values are mappings of names to values."""
 
-_CLASSES: dict[str, dict[str, Any]] = {
-    "activation_fn": {c.__name__: c for c in (nn.ReLU, nn.ELU, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.Tanh)},
-    "optimizer_class": {c.__name__: c for c in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD)},
-    "features_extractor_class": {c.__name__: c for c in (FlattenExtractor, NatureCNN, CombinedExtractor)},
+NORMALIZE: dict[str, Callable[[str, Any], Any]] = {
+    "norm_obs": switch, "norm_reward": switch, "gamma": share, "clip_obs": above_0, "clip_reward": above_0, "epsilon": above_0,
+    "norm_obs_keys": lambda name, value: value,
+}  # fmt: skip
+"""``VecNormalize``'s arguments, which rl-zoo3's key ``normalize`` may hold, and their checks."""
+
+_CLASSES: dict[str, dict[str, str]] = {
+    "activation_fn": {name: f"torch.nn:{name}" for name in ("ReLU", "ELU", "GELU", "LeakyReLU", "SiLU", "Tanh")},
+    "optimizer_class": {name: f"torch.optim:{name}" for name in ("Adam", "AdamW", "RMSprop", "SGD")},
+    "features_extractor_class": {
+        name: f"stable_baselines3.common.torch_layers:{name}"
+        for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
+    },
     "replay_buffer_class": {
-        name: f"stable_baselines3.common.buffers:{name}" for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
-    }
-    | {
+        **{
+            name: f"stable_baselines3.common.buffers:{name}"
+            for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
+        },
         "HerReplayBuffer": "stable_baselines3:HerReplayBuffer",
     },
     "env_wrapper": {
@@ -56,31 +69,50 @@ _CLASSES: dict[str, dict[str, Any]] = {
 
 
 def names() -> list[str]:
-    """The presets there are."""
+    """The names of the presets in this package."""
     return sorted(path.name.removesuffix(".yml") for path in files(__package__).iterdir() if path.name.endswith(".yml"))
 
 
 def load(name: str, env_id: str) -> dict[str, Any]:
     """
-    The entry of ``env_id`` in preset ``name``, also if that is ``module:name``, or the preset's ``default`` entry.
+    The settings of one environment.
 
-    :raises ValueError: for an unknown preset
+    :param name: name of a preset, or the path of a YAML file of entries by environment
+    :param env_id: registered name of the environment, also as ``module:name``
+    :return: the environment's entry, else the preset's ``default`` entry
+    :raises ValueError: for an unknown preset, a file that cannot be read, or a file without an entry for the environment
     """
-    if name not in names():
-        raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}")
     entries = table(name)
-    return dict(entries.get(env_id) or entries.get(env_id.rpartition(":")[2]) or entries["default"])
+    entry = entries.get(env_id) or entries.get(env_id.rpartition(":")[2]) or entries.get("default")
+    if entry is None:
+        raise ValueError(f"{name} has no entry for {env_id} and none named default")
+    return dict(entry)
 
 
 def table(name: str) -> dict[str, dict[str, Any]]:
     """Every entry of a preset, by environment."""
-    return yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
+    if name in names():
+        return yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
+    if not name.endswith((".yml", ".yaml")):
+        raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
+    try:
+        content = meant(yaml.safe_load(Path(name).read_text()))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"the preset {name} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"the preset {name} must map environments (or default) to their settings")
+    for key in (key for entry in content.values() for key in entry):
+        if key not in (*RUN_KEYS, *MODEL_KEYS):
+            raise ValueError(f"{name}: there is no setting {key!r}{did_you_mean(str(key), (*RUN_KEYS, *MODEL_KEYS))}")
+    return {env_id: {**table("default")["default"], **entry} for env_id, entry in content.items()}
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """
-    ``entry`` with ``key=value`` assignments applied; values are YAML, ``policy_kwargs.net_arch=[64,64]`` sets one inside.
+    Apply ``key=value`` assignments to an entry.
 
+    :param entry: settings in rl-zoo3's keys
+    :param assignments: values are YAML; ``policy_kwargs.net_arch=[64,64]`` sets one value inside a mapping
     :raises ValueError: for an unknown key (with the nearest ones) or a text that is no assignment
     """
     result = dict(entry)
@@ -90,12 +122,12 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
         _require_known(outer)
-        value = _parsed(text)
+        value = parse(text)
         if dot and outer not in (*MAPPINGS, "normalize"):
             raise ValueError(f"{outer} is a single value: {outer}={text}")
-        around = result.get(outer)
+        before = result.get(outer)
         if dot:  # `normalize: true` stands for the defaults
-            value = {**_mapping(outer, None if isinstance(around, bool) else around), inner: value}
+            value = {**_mapping(outer, None if isinstance(before, bool) else before), inner: value}
         result[outer] = value
         if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
             result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
@@ -109,16 +141,12 @@ def _require_known(name: str) -> None:
             f"{name} is not changed by --set: the option is --{option.replace('_', '-')}, in a study file the key {option}"
         )
     known = [*RUN_KEYS, *MODEL_KEYS]
-    if name == "env_kwargs":
-        raise ValueError(
-            "env_kwargs are for a module of your own, which registers the environment with them: --env module:Name"
-        )
     if name not in known:
         raise ValueError(f"there is no setting {name!r}{did_you_mean(name, known)}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """Settings by name; nothing is none of them."""
+    """A mapping of names to values; ``None`` is an empty one."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -126,63 +154,93 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def check(entry: Mapping[str, Any]) -> None:
+    """
+    Check every value that can be checked without torch and without the environment.
+
+    :raises ValueError: for the first value that is not valid
+    """
+    if not isinstance(entry["policy"], str):
+        raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
+    for name, value in entry.items():
+        if name.endswith("learning_rate") and isinstance(value, str):
+            _linear_start(name, value)
+        elif name in CHECKS:
+            CHECKS[name](name, value)
+    _require_noise(entry.get("noise_type", "normal"), entry.get("noise_std", 0.0))
+    for name in MAPPINGS:
+        for key, value in _mapping(name, entry.get(name)).items():
+            if key in _CLASSES:
+                _require_listed(key, value)
+    for name, _ in _wrappers(entry.get("env_wrapper")):
+        _require_listed("env_wrapper", name)
+    check_normalize(entry.get("normalize"))
+
+
 def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
     """
     An entry as keyword arguments of ``TD3X``: names become classes, ``lin_7e-4`` a schedule, lists tuples.
 
     :param action_shape: shape of one action, for Ornstein-Uhlenbeck noise
-    :raises ValueError: for a class that is not on the list, or noise that is not known
+    :raises ValueError: for a class that is not listed, or noise that is not known
     """
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
     if "noise_type" in entry or "noise_std" in entry:
         arguments["action_noise"] = _action_noise(entry.get("noise_type", "normal"), entry.get("noise_std"), action_shape)
     for rate in ("learning_rate", "qf_learning_rate"):
         if isinstance(text := arguments.get(rate), str):
-            arguments[rate] = _linear_schedule(rate, text)
+            from stable_baselines3.common.utils import LinearSchedule
+
+            arguments[rate] = LinearSchedule(_linear_start(rate, text), 0.0, 1.0)
     if isinstance(arguments.get("train_freq"), list):
         arguments["train_freq"] = tuple(arguments["train_freq"])
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
-    for name in (one for one in MAPPINGS if one in arguments):
-        found = _mapping(name, arguments[name])
-        arguments[name] = {key: known_class(key, value) if key in _CLASSES else value for key, value in found.items()}
+    for name in (key for key in MAPPINGS if key in arguments):
+        values = _mapping(name, arguments[name])
+        arguments[name] = {key: known_class(key, value) if key in _CLASSES else value for key, value in values.items()}
     return arguments
 
 
-def check(entry: Mapping[str, Any]) -> None:
-    """
-    Check every setting of the algorithm and its policy that does not depend on the environment.
-
-    :raises ValueError: for the first that cannot be
-    """
-    if not isinstance(entry["policy"], str):
-        raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
-    check_arguments(entry["policy"], **model_arguments(entry))
+def _require_noise(name: str | None, std: Any) -> None:
+    if name not in (None, "normal", "ornstein-uhlenbeck"):
+        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {name!r}")
+    if name is not None and std is None:
+        raise ValueError(f"noise_type {name} needs noise_std")
 
 
-def _action_noise(kind: str | None, std: Any, shape: tuple[int, ...]) -> Any:
+def _action_noise(name: str | None, std: Any, shape: tuple[int, ...]) -> Any:
     """rl-zoo3's ``noise_type`` and ``noise_std`` as ``TD3X`` takes them."""
-    if kind is None:
-        return None
-    if kind not in ("normal", "ornstein-uhlenbeck"):
-        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {kind!r}")
-    if std is None:
-        raise ValueError(f"noise_type {kind} needs noise_std")
-    if kind == "normal":
-        return std
+    _require_noise(name, std)
+    if name != "ornstein-uhlenbeck":
+        return None if name is None else std
+    import numpy as np
+    from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, real("noise_std", std)))
 
 
+def _linear_start(name: str, text: str) -> float:
+    """``lin_7e-4`` is a rate that falls from 7e-4 to 0 over the run."""
+    prefix, _, start = text.partition("_")
+    try:
+        if prefix == "lin":
+            return real(name, float(start))
+    except ValueError:
+        pass
+    raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
+
+
+def _require_listed(key: str, name: Any) -> None:
+    if not isinstance(name, str) or name not in _CLASSES[key]:
+        raise ValueError(f"{key} can be {', '.join(_CLASSES[key])}, not {name!r}")
+
+
 def known_class(key: str, name: Any) -> Any:
-    """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not on the list."""
-    known = _CLASSES[key]
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{key} can be {', '.join(known)}, not {name!r}")
-    found = known[name]
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
-        return getattr(import_module(module), attribute)
-    return found
+    """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not listed."""
+    _require_listed(key, name)
+    module, _, attribute = _CLASSES[key][name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def replay_buffers() -> dict[str, Any]:
@@ -190,25 +248,71 @@ def replay_buffers() -> dict[str, Any]:
     return {name: known_class("replay_buffer_class", name) for name in _CLASSES["replay_buffer_class"]}
 
 
-def _parsed(text: str) -> Any:
+def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Names and arguments of rl-zoo3's ``env_wrapper``: a name, ``{name: arguments}``, or a list of them, innermost first."""
+    pairs: list[tuple[Any, dict[str, Any]]] = []
+    for item in wrapper if isinstance(wrapper, list) else [wrapper] if wrapper else []:
+        ((name, arguments),) = item.items() if isinstance(item, dict) and len(item) == 1 else [(item, {})]
+        pairs.append((name, arguments or {}))
+    return pairs
+
+
+def wrap(env: "gym.Env", wrapper: Any) -> "gym.Env":
+    """
+    :param env: one environment
+    :param wrapper: rl-zoo3's ``env_wrapper``: a name, ``{name: keyword arguments}``, or a list of them, innermost first
+    :raises ValueError: for a wrapper that is not listed
+    """
+    for name, arguments in _wrappers(wrapper):
+        env = known_class("env_wrapper", name)(env, **arguments)
+    return env
+
+
+def check_normalize(normalize: Any) -> bool | dict[str, Any] | None:
+    """
+    :return: rl-zoo3's key ``normalize`` unchanged
+    :raises ValueError: for a text such as ``"none"``, which would count as on, or arguments that ``VecNormalize`` lacks
+    """
+    if not isinstance(normalize, (bool, dict, type(None))):
+        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
+    for name, value in normalize.items() if isinstance(normalize, dict) else ():
+        if name not in NORMALIZE:
+            raise ValueError(f"normalize has no {name!r}{did_you_mean(str(name), NORMALIZE)}")
+        NORMALIZE[name](f"normalize.{name}", value)
+    return normalize
+
+
+def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float, training: bool = True) -> "VecEnv":
+    """
+    Wrap environments in ``VecNormalize`` as a preset asks.
+
+    :param setting: rl-zoo3's key ``normalize``: ``True`` (observations and rewards), ``VecNormalize``'s arguments, or nothing
+    :param gamma: discount factor of the return that rewards are scaled by
+    :param training: whether the statistics follow the data; rewards of evaluations are never normalized
+    """
+    if not check_normalize(setting):
+        return env
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    arguments = {"gamma": gamma, **(setting if isinstance(setting, dict) else {})}
+    if not training:
+        arguments["norm_reward"] = False
+    normalized = VecNormalize(env, training=training, **arguments)
+    if BaseAlgorithm._wrap_env(normalized, monitor_wrapper=False) is normalized:
+        return normalized
+    # SB3 would transpose images outside of it, and store them as they were (its issue #819)
+    return VecNormalize(BaseAlgorithm._wrap_env(env, monitor_wrapper=False), training=training, **arguments)
+
+
+def parse(text: str) -> Any:
+    """A value that a user wrote as YAML; ``ValueError`` if it is none."""
     try:
         return meant(yaml.safe_load(text))
-    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that are none
+    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that do not exist
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
 
 
 def written(value: Any) -> str:
     """A value as YAML on one line, as ``--set`` takes it."""
     return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
-
-
-def _linear_schedule(name: str, text: str) -> Callable[[float], float]:
-    """``lin_7e-4``: from 7e-4 to 0 over the run."""
-    kind, _, start = text.partition("_")
-    try:
-        initial = real(name, float(start)) if kind == "lin" else None
-    except ValueError:
-        initial = None
-    if initial is None:
-        raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
-    return LinearSchedule(initial, 0.0, 1.0)

@@ -16,12 +16,13 @@ import numpy as np
 import yaml
 
 from sb3_td3x.errors import UntrustedModelError
-from sb3_td3x.results.run_dir import ALGORITHM, RunDir, file_name
-from sb3_td3x.runs import environments, play, repetition
+from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
+from sb3_td3x.runs import play, settings
 from sb3_td3x.td3x.td3x import TD3X
 
 STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
+METRICS = "train_eval_metrics.zip"
 
 
 def model_name(env_id: str) -> str:
@@ -62,7 +63,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     require_repository(repo_id)
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
-    environments.require_registered(run.env_id, may_import=trust)
+    settings.require_registered(run.env_id, may_import=trust)
     try:
         returns, is_safe = play.evaluate(run, episodes, seed, "cpu"), True
     except UntrustedModelError:
@@ -73,12 +74,13 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     shutil.copyfile(run.model(), out / f"{model_name(run.env_id)}.zip")
     shutil.copyfile(run.config_file, out / "config.yml")
     shutil.copyfile(run.args_file, out / "args.yml")
-    (out / "env_kwargs.yml").write_text("{}\n")  # rl-zoo3's download expects this file
+    env_kwargs = run.arguments().get("env_kwargs") or {}
+    (out / "env_kwargs.yml").write_text(yaml.safe_dump(env_kwargs))  # rl-zoo3's download expects this file
     if (statistics := run.model_normalization()) is not None:
         shutil.copyfile(statistics, out / STATISTICS)
-    if run.film.is_file():
-        shutil.copyfile(run.film, out / VIDEO)
-    with zipfile.ZipFile(out / "train_eval_metrics.zip", "w", zipfile.ZIP_DEFLATED) as archive:  # as rl-zoo3 unpacks it
+    if run.video.is_file():
+        shutil.copyfile(run.video, out / VIDEO)
+    with zipfile.ZipFile(out / METRICS, "w", zipfile.ZIP_DEFLATED) as archive:  # as rl-zoo3 unpacks it
         for path in filter(Path.is_file, (run.evaluations, *sorted(run.path.glob("*.csv")))):
             archive.write(path, path.name)
     results = {
@@ -121,6 +123,39 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     return str(address)
 
 
+def pull(repo_id: str, out: Path) -> RunDir:
+    """
+    Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust.
+
+    :param repo_id: ``user/name``
+    :param out: folder that holds the runs
+    :return: the new run folder
+    :raises ValueError: if the Hub cannot be reached, or if the repository holds no settings or not exactly one model
+    """
+    require_repository(repo_id)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
+    except Exception as error:  # those of huggingface_hub, of its HTTP library and of the system have no common class
+        raise ValueError(f"{repo_id} cannot be downloaded: {error}") from error
+    models = [path for path in folder.glob("*.zip") if path.name != METRICS]
+    if len(models) != 1 or not (folder / ARGUMENTS).is_file() or not (folder / "config.yml").is_file():
+        raise ValueError(f"{repo_id} is not the repository of a run: it needs args.yml, config.yml and one model (.zip)")
+    env_id = read_settings(folder / ARGUMENTS).get("env")
+    if not isinstance(env_id, str):
+        raise ValueError(f"{ARGUMENTS} of {repo_id} names no environment")
+    run = RunDir.create(out, env_id)
+    run.settings.mkdir()
+    run.video.parent.mkdir()
+    copies = {models[0].name: run.best_model, "config.yml": run.config_file, ARGUMENTS: run.args_file,
+              STATISTICS: run.best_normalization, VIDEO: run.video}  # fmt: skip
+    for name, path in copies.items():
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, path)
+    return run
+
+
 def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -> str:
     """
     The model card: the family's metadata, then what a reader needs to use the model and to train it again.
@@ -153,7 +188,7 @@ def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -
         trust="" if is_safe else ", trust=True",
         wrapper=repr(wrapper) if wrapper else "",
         statistics=STATISTICS if run.model_normalization() is not None else "",
-        training="\n".join(repetition.commands({**arguments, "n_timesteps": run.config()["n_timesteps"]})) if is_ours else "",
+        training=run.command() or "",
         config=run.config_file.read_text().strip(),
         versions=yaml.safe_dump(arguments.get("versions") or {}, sort_keys=False).strip() if is_ours else "",
     )

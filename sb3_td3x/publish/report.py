@@ -22,7 +22,6 @@ from sb3_td3x.checkpoint import Store
 from sb3_td3x.common import files
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
-from sb3_td3x.runs import repetition
 
 MAX_VIDEO_BYTES = 40_000_000
 MAX_NUMBER = 1e100
@@ -194,12 +193,12 @@ def _data_uri(media_type: str, content: bytes) -> str:
 
 
 def _video(run: RunDir, notes: list[str]) -> str | None:
-    if not run.film.is_file():
+    if not run.video.is_file():
         notes.append("There is no video yet: td3x enjoy makes one.")
-    elif run.film.stat().st_size > MAX_VIDEO_BYTES:
+    elif run.video.stat().st_size > MAX_VIDEO_BYTES:
         notes.append(f"The video is larger than {MAX_VIDEO_BYTES / 1e6:.0f} MB and was left out.")
     else:
-        return _data_uri("video/mp4", run.film.read_bytes())
+        return _data_uri("video/mp4", run.video.read_bytes())
     return None
 
 
@@ -213,7 +212,8 @@ def _commands(run: RunDir, config: Mapping[str, Any], arguments: Mapping[str, An
     """Title and command line, safe to paste whatever the run's files say; none for a run of rl-zoo3's scripts."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return
-    yield "Repeat it", "\n".join(repetition.commands(arguments))
+    if command := run.command():
+        yield "Repeat it", command
     if saved := Store(run.checkpoints).checkpoints():
         # A run that is extended may not have made a checkpoint since, so its settings know the length better
         planned = _planned(config) or saved[-1].total

@@ -1,6 +1,7 @@
 """Learning curves as pictures."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,19 +14,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
 from sb3_td3x.common import files
-from sb3_td3x.results import iqm
 from sb3_td3x.results.scores import Scores
 
-COLOURS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
+COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
 Stroke = Literal["solid", "dashed", "dotted", "dashdot"]
 STROKES: tuple[Stroke, ...] = ("solid", "dashed", "dotted", "dashdot")
-"""One for each round of the colours."""
+"""One for each round of the colors."""
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
-"""Of the interquartile mean, which is bootstrapped anew at each."""
+"""Points of the interquartile mean, which is bootstrapped anew at each."""
+RESAMPLES = 1000
 LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
-"""Room for a legend: letters of its size, and how many of them the line and the space of an entry take."""
+"""Space for a legend: letters of its size, and how many of them the line and the space of an entry take."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 
@@ -37,10 +38,10 @@ class Theme:
     ink: str = "#22262b"
     muted: str = "#6b7178"
     background: str = "#ffffff"
-    lines: tuple[str, ...] = COLOURS
+    lines: tuple[str, ...] = COLORS
 
     def settings(self) -> Any:
-        """For matplotlib, as a dict of names that its types know one by one."""
+        """Matplotlib's rcParams."""
         muted = {f"{name}.color": self.muted for name in ("xtick", "ytick")}
         return {
             **muted,
@@ -72,15 +73,15 @@ class Theme:
 
 
 class Look(NamedTuple):
-    """A line's colour and stroke, as matplotlib names them."""
+    """A line's color and stroke, as matplotlib names them."""
 
-    colour: str
+    color: str
     stroke: Stroke
 
 
 def looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
-    """One for each label, no two alike for as many as there are pairs of a colour and a stroke."""
-    pairs = cycle(Look(colour, stroke) for stroke in STROKES for colour in theme.lines)
+    """A look for each label; they differ for as many labels as there are pairs of a color and a stroke."""
+    pairs = cycle(Look(color, stroke) for stroke in STROKES for color in theme.lines)
     return dict(zip(labels, pairs, strict=False))
 
 
@@ -109,9 +110,9 @@ def draw(
     :param scores: of one run or more
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
-    :param with_iqm: if there are several environments, a panel with the interquartile mean over them; needs rliable
+    :param with_iqm: add a panel with the interquartile mean over the environments, if a setting has been run in all of them
     :param normalize: for that panel, put each environment's scores on a scale from their lowest (0) to their highest (1)
-    :raises ValueError: for a picture of another kind, times that are not known, or runs that nothing can be drawn of
+    :raises ValueError: for another file format, times that are not known, or no run
     """
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
@@ -130,9 +131,11 @@ def figure(
     """The picture that ``draw`` writes; parameters as there."""
     if not scores:
         raise ValueError("there is no run to draw")
-    labels = list(dict.fromkeys(one.label for one in scores))
-    environments = list(dict.fromkeys(one.env_id for one in scores))
-    with_iqm = with_iqm and len(environments) > 1
+    labels = list(dict.fromkeys(run.label for run in scores))
+    environments = list(dict.fromkeys(run.env_id for run in scores))
+    pairs = {(run.label, run.env_id) for run in scores}
+    in_all = any(all((label, env_id) in pairs for env_id in environments) for label in labels)
+    with_iqm = with_iqm and len(environments) > 1 and in_all
     n_panels = len(environments) + with_iqm
     rows, columns = (1, len(x)) if n_panels == 1 else _grid(n_panels)
     blocks = 1 if n_panels == 1 else len(x)  # of rows, one below the other
@@ -149,7 +152,7 @@ def figure(
             first = block * (rows * columns if n_panels > 1 else 1) + 1
             for place, environment in enumerate(environments):
                 axes = picture.add_subplot(rows * blocks, columns, first + place)
-                _draw_environment(axes, [one for one in scores if one.env_id == environment], axis, styles)
+                _draw_environment(axes, [run for run in scores if run.env_id == environment], axis, styles)
             if with_iqm:
                 axes = picture.add_subplot(rows * blocks, columns, first + len(environments))
                 notes = _draw_iqm(axes, scores, axis, styles, normalize)
@@ -158,7 +161,7 @@ def figure(
 
 
 def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
-    """One run's learning curve for a page that says itself whose it is and what the band means."""
+    """One run's learning curve without title and caption, for a page that has its own."""
     with matplotlib.rc_context(theme.settings()):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = picture.add_subplot()
@@ -172,14 +175,14 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> F
     A small picture of logged values over environment steps.
 
     :param lines: by name, which is shown if there are several: steps and values, each ``(lines of the log,)``
-    :param theme: colours
+    :param theme: colors
     """
     with matplotlib.rc_context(theme.settings()):
         picture = Figure(figsize=(3.7, 2.2), layout="constrained")
         axes = picture.add_subplot()
-        for colour, (name, (steps, values)) in zip(cycle(theme.lines), lines.items(), strict=False):
+        for color, (name, (steps, values)) in zip(cycle(theme.lines), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None
-            axes.plot(steps, values, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
+            axes.plot(steps, values, color=color, linewidth=1.5, marker=marker, markersize=4, label=name)
         _label_x(axes, "steps", "")
         axes.set_xlabel("")
         axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
@@ -201,7 +204,7 @@ def _grid(panels: int) -> tuple[int, int]:
 def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look]) -> None:
     unit = _unit(scores, axis)
     for label, look in styles.items():
-        if runs := [one for one in scores if one.label == label]:
+        if runs := [run for run in scores if run.label == label]:
             _draw_curve(axes, summary(runs, axis), look, unit[0])
     axes.set_title(scores[0].env_id)
     axes.set_ylabel("return per episode")
@@ -211,11 +214,11 @@ def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: d
 def _draw_curve(axes: Axes, curve: Curve, look: Look, unit: float) -> None:
     marker = "o" if len(curve.x) == 1 else None
     x = curve.x / unit
-    line = {"color": look.colour, "linestyle": look.stroke, "linewidth": 1.7, "solid_capstyle": "round"}
+    line = {"color": look.color, "linestyle": look.stroke, "linewidth": 1.7, "solid_capstyle": "round"}
     axes.plot(x, curve.mean, **line, marker=marker, markersize=4)  # type: ignore[arg-type]
-    axes.fill_between(x, curve.low, curve.high, color=look.colour, alpha=0.17, linewidth=0)
+    axes.fill_between(x, curve.low, curve.high, color=look.color, alpha=0.17, linewidth=0)
     if marker:
-        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look.colour, alpha=0.5)
+        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look.color, alpha=0.5)
 
 
 def _label_x(axes: Axes, axis: str, unit: str) -> None:
@@ -234,7 +237,7 @@ def steps_text(steps: float) -> str:
 def _unit(scores: Sequence[Scores], axis: str) -> tuple[float, str]:
     if axis == "steps":
         return 1, ""
-    longest = max(float(_positions(one, axis).max()) for one in scores)
+    longest = max(float(_positions(run, axis).max()) for run in scores)
     return next((size, name) for least, size, name in UNITS if longest >= least)
 
 
@@ -279,40 +282,62 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
 def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
     """Every position at which any run was evaluated and all have scores before and after."""
     positions = [_positions(run, axis) for run in runs]
-    start, end = max(one.min() for one in positions), min(one.max() for one in positions)
+    start, end = max(points.min() for points in positions), min(points.max() for points in positions)
     grid = np.unique(np.concatenate(positions))
     return grid[(grid >= start) & (grid <= end)]
 
 
+def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    The mean of the middle half of all runs' scores (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264).
+
+    Its 95 % interval comes from a bootstrap over seeds, stratified by environment.
+
+    :param scores: ``(seeds, environments, points)``
+    :return: interquartile mean, and lower and upper edge of its interval, each ``(points,)``
+    """
+    seeds, environments, points = scores.shape
+
+    def middle(values: np.ndarray) -> np.ndarray:
+        ordered = np.sort(values.reshape(-1, seeds * environments, points), axis=1)
+        cut = seeds * environments // 4
+        return ordered[:, cut : seeds * environments - cut].mean(axis=1)
+
+    picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds, environments))
+    low, high = np.percentile(middle(scores[picks, np.arange(environments)]), [2.5, 97.5], axis=0)
+    return middle(scores)[0], low, high
+
+
 def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look], normalize: bool) -> list[str]:
-    """:return: what has to be said of it."""
-    environments = list(dict.fromkeys(one.env_id for one in scores))
+    """:return: the lines of the caption about it"""
+    environments = list(dict.fromkeys(run.env_id for run in scores))
+    ranges = {env_id: np.concatenate([run.mean for run in scores if run.env_id == env_id]) for env_id in environments}
     unit, left_out, apart, alone = _unit(scores, axis), [], [], []
     for label, look in styles.items():
-        runs = [[one for one in scores if (one.label, one.env_id) == (label, env_id)] for env_id in environments]
+        runs = [[run for run in scores if (run.label, run.env_id) == (label, env_id)] for env_id in environments]
         if not all(runs):
             left_out.append(label)
             continue
-        seeds = min(map(len, runs))  # rliable takes as many in every environment
-        chosen = [sorted(group, key=lambda one: -1 if one.seed is None else one.seed)[:seeds] for group in runs]
-        if not len(grid := _common([one for group in chosen for one in group], axis)):
+        seeds = min(map(len, runs))  # as many in every environment
+        chosen = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed)[:seeds] for group in runs]
+        if not len(grid := _common([run for group in chosen for run in group], axis)):
             apart.append(label)
             continue
         alone += [label] if seeds == 1 else []
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))]
-        values = np.stack([[np.interp(grid, _positions(one, axis), _values(one, axis)) for one in group] for group in chosen])
+        values = np.stack([[np.interp(grid, _positions(run, axis), _values(run, axis)) for run in group] for group in chosen])
         if normalize:
-            drawn = [[one.mean for one in scores if one.env_id == env_id] for env_id in environments]
-            values = np.stack([iqm.normalized(part, every) for part, every in zip(values, drawn, strict=True)])
-        _draw_curve(axes, Curve(grid, *iqm.interquartile_mean(values.swapaxes(0, 1))), look, unit[0])
+            lowest, size = (np.array([f(ranges[env_id]) for env_id in environments]) for f in (np.min, np.ptp))
+            values = (values - lowest[:, None, None]) / np.maximum(size, 1e-12)[:, None, None]
+        _draw_curve(axes, Curve(grid, *interquartile_mean(values.swapaxes(0, 1))), look, unit[0])
     axes.set_title(f"all {len(environments)} environments")
-    axes.set_ylabel(f"IQM of {'normalised' if normalize else 'plain'} scores")
+    axes.set_ylabel(f"IQM of {'normalized' if normalize else 'plain'} scores")
     _label_x(axes, axis, unit[1])
     scale = "0 and 1 are the lowest and highest score drawn in each environment" if normalize else "scores as they are"
-    notes = [f"IQM: rliable's interquartile mean over environments and seeds with its 95 % interval, {scale}"]
+    notes = [f"IQM: interquartile mean over environments and seeds with its 95 % bootstrap interval, {scale}"]
     remarks = {
-        "in the IQM without an interval, for want of a second run": alone,
-        "not in the IQM, for want of an environment": left_out,
+        "in the IQM without an interval, as there is one run": alone,
+        "not in the IQM: only in some environments": left_out,
         f"not in the IQM, as the environments have no {axis} in common": apart,
     }
     return notes + [f"{remark}: {', '.join(labels)}" for remark, labels in remarks.items() if labels]
@@ -320,16 +345,14 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str,
 
 def _explain(picture: Figure, scores: Sequence[Scores], styles: dict[str, Look], notes: Sequence[str]) -> None:
     """A legend for all panels and, below them, what is drawn."""
-    groups = {(one.label, one.env_id): 0 for one in scores}
-    for one in scores:
-        groups[one.label, one.env_id] += 1
+    groups = Counter((run.label, run.env_id) for run in scores)
     handles = []
     room = int(picture.get_figwidth() * LEGEND_LETTERS_PER_INCH) - LEGEND_GAP
     for label, look in styles.items():
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
         label = textwrap.fill(label + number, room)
-        handles.append(matplotlib.lines.Line2D([], [], color=look.colour, linestyle=look.stroke, linewidth=2.4, label=label))
+        handles.append(matplotlib.lines.Line2D([], [], color=look.color, linestyle=look.stroke, linewidth=2.4, label=label))
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)

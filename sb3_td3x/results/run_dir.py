@@ -1,8 +1,9 @@
 """The folder of one run, in rl-zoo3's layout, so that rl-zoo3's plotting and enjoy scripts read it."""
 
 import re
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from sb3_td3x.common.lock import LOCK
 
 ALGORITHM = "td3x"
 SCORES = "scores.csv"
-"""A line per evaluation, for people and tables."""
+"""One line per evaluation, for people and tables."""
 SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 ARGUMENTS = "args.yml"
 """The command's arguments, in the folder of the settings."""
@@ -23,8 +24,6 @@ EVALUATIONS = "evaluations.npz"
 """What SB3's ``EvalCallback`` writes."""
 PRINTED = "output.log"
 """What a run of a study prints, attempt by attempt."""
-MOST_BYTES, MOST_VALUES, MOST_DEPTH = 100_000, 10_000, 20
-"""Of the settings of a run: a stranger's may hold more."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,17 @@ class RunDir:
         """
         parent = out / ALGORITHM
         parent.mkdir(parents=True, exist_ok=True)
-        safe = file_name(env_id)
-        taken = [
-            int(match[1]) for entry in parent.iterdir() if (match := re.fullmatch(rf"{re.escape(safe)}_(\d+)", entry.name))
-        ]
-        number = max(taken, default=0) + 1
+        number = max((number for number, _ in _numbered(parent, env_id)), default=0) + 1
         while True:  # another run may take the number first
             try:
-                (parent / f"{safe}_{number}").mkdir()
-                break
+                (parent / f"{file_name(env_id)}_{number}").mkdir()
+                return cls(parent / f"{file_name(env_id)}_{number}", env_id)
             except FileExistsError:
                 number += 1
-        return cls(parent / f"{safe}_{number}", env_id)
 
     @classmethod
     def at(cls, path: Path, env_id: str) -> "RunDir":
-        """A folder of one's own choice, made if needed."""
+        """A folder of the caller's choice, made if needed."""
         path.mkdir(parents=True, exist_ok=True)
         return cls(path, env_id)
 
@@ -74,49 +68,33 @@ class RunDir:
         """
         if not path.exists():
             raise ValueError(f"there is no folder {path}")
-        found = cls._arguments_in(path)
-        if not found:
-            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){cls._runs_near(path)}")
-        env_id = _read(found[0]).get("env")
+        candidates = _argument_files(path)
+        if not candidates:
+            missing = f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS})"
+            raise ValueError(missing + cls._runs_near(path))
+        env_id = read_settings(candidates[0]).get("env")
         if not isinstance(env_id, str):
-            raise ValueError(f"{found[0]} names no environment")
+            raise ValueError(f"{candidates[0]} names no environment")
         return cls(path, env_id)
 
     @staticmethod
     def is_at(path: Path) -> bool:
         """Whether a folder is that of a run."""
-        return bool(RunDir._arguments_in(path))
-
-    @staticmethod
-    def _arguments_in(path: Path) -> list[Path]:
-        """
-        The files of a run's arguments, whose folder has the environment's name. On the Hub they lie in the run's own folder,
-        so that the folder around a copy of that is no run.
-        """
-
-        def is_named_so(file: Path) -> bool:
-            try:
-                env_id = _read(file).get("env")
-            except ValueError:
-                return True  # `open` says what is wrong with it
-            return not isinstance(env_id, str) or file_name(env_id) == file.parent.name
-
-        return [file for file in sorted(path.glob(f"*/{ARGUMENTS}")) if is_named_so(file)]
+        return bool(_argument_files(path))
 
     @classmethod
     def _runs_near(cls, path: Path) -> str:
         """The end of an error about a file or a folder of a run, or the folder of several."""
         if cls.is_at(path.parent):
             return f"; its run is {path.parent}"
-        inside = [one.name for one in sorted(path.glob("*")) if cls.is_at(one)]
+        inside = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
         return f"; runs in it: {', '.join(inside)}" if inside else ""
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
         """The runs of an environment, by their numbers."""
-        parent, name = out / ALGORITHM, re.escape(file_name(env_id))
-        numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := re.fullmatch(rf"{name}_(\d+)", path.name))]
-        return [run for _, path in sorted(numbered) if (run := cls(path, env_id)).args_file.exists()]
+        runs = [cls(path, env_id) for _, path in sorted(_numbered(out / ALGORITHM, env_id))]
+        return [run for run in runs if run.args_file.is_file()]
 
     @property
     def checkpoints(self) -> Path:
@@ -146,7 +124,7 @@ class RunDir:
 
     @property
     def log(self) -> Path:
-        """SB3's log of the training, a line per dump."""
+        """SB3's log of the training, one line per dump."""
         return self.path / "progress.csv"
 
     @property
@@ -162,11 +140,16 @@ class RunDir:
         return self.path / f"{self.settings.name}.zip"
 
     @property
+    def actor(self) -> Path:
+        """The actor's tensors alone, of an agent that is shipped for playing."""
+        return self.path / "actor.pth"
+
+    @property
     def curve(self) -> Path:
         return self.path / "curve.png"
 
     @property
-    def film(self) -> Path:
+    def video(self) -> Path:
         return self.path / "video" / "best_model.mp4"
 
     @property
@@ -175,84 +158,103 @@ class RunDir:
 
     def model(self) -> Path:
         """
-        The model to show: the best of the evaluations, else the last.
+        The model to show: the best of the evaluations, else the last, else a shipped actor.
 
         :raises ValueError: if the run has none yet
         """
-        for candidate in (self.best_model, self.last_model):
-            if candidate.exists():
+        for candidate in (self.best_model, self.last_model, self.actor):
+            if candidate.is_file():
                 return candidate
         raise ValueError(f"{self.path} holds no model yet")
 
     def model_normalization(self) -> Path | None:
         """
-        The statistics that belong to ``model``, ``None`` for a run without normalisation.
+        The statistics that belong to ``model``, ``None`` for a run without normalization.
 
         :raises ValueError: if the run has no model yet
         """
-        best = self.model() == self.best_model and self.best_normalization.exists()
-        found = self.best_normalization if best else self.normalization
-        return found if found.exists() else None
+        best = self.model() == self.best_model and self.best_normalization.is_file()
+        path = self.best_normalization if best else self.normalization
+        return path if path.is_file() else None
 
-    def leads_out(self, path: Path) -> bool:
-        """Whether one of the run's paths is a link to something outside of its folder."""
-        return not path.resolve().is_relative_to(self.path.resolve())
-
-    def require_own(self, *paths: Path) -> None:
+    def require_no_links(self) -> None:
         """
-        :param paths: of this run; none stands for everything in its folder
+        For runs that are not trusted and about to be written to.
+
         :raises ValueError: for a link to something outside of the folder
         """
-        found = next(filter(self.leads_out, paths), None) if paths else files.link_out_of(self.path)
-        if found is not None:
-            raise ValueError(f"{found} leads out of the run's folder: put there what it leads to, or trust the run (--trust)")
-
-    def clear(self) -> None:
-        """Remove everything but lock and log; the settings last, which tell that the rest is a run's."""
-        for path in sorted(self._content(), key=lambda one: one == self.settings):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        for path in self.path.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve()):
+                raise ValueError(
+                    f"{path} leads out of the run's folder: if you trust the run, say so with trust=True (--trust)"
+                )
 
     def require_no_run(self) -> None:
         """
         :raises ValueError: unless the folder is empty or holds what is left of a run that never made a checkpoint
         """
-        if any(self.checkpoints.glob("[!.]*_steps*/")):
+        if any(self.checkpoints.glob("[!.]*_steps*")):
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
-        if self._content() and not self.settings.exists():
+        others = [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and path.name[:1] != "." and not path.name.startswith(f"{LOCK}.")]
+        if others and not self._is_ours():
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 
-    def _content(self) -> list[Path]:
-        return [
-            path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and not path.name.startswith(f"{LOCK}.")
-        ]
+    def _is_ours(self) -> bool:
+        """Whether ``td3x`` began a run here: the arguments are the first file that it writes."""
+        try:
+            return self.arguments().get("algo") == ALGORITHM
+        except ValueError:
+            return False
+
+    def clear(self) -> None:
+        """Remove the files that a run writes, if there is one; the arguments last, which tell that the rest is a run's."""
+        if not self._is_ours():
+            return
+        patterns = ("*.monitor.csv", "events.out.tfevents.*")
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        written = [
+            self.normalization, self.best_normalization, self.log, self.evaluations, self.path / SCORES, self.best_model,
+            self.last_model, self.curve, self.video, *(path for pattern in patterns for path in self.path.glob(pattern)),
+            self.config_file, self.args_file,
+        ]  # fmt: skip
+        for path in written:
+            path.unlink(missing_ok=True)
+        for folder in (self.video.parent, self.settings):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        """:param config: the hyper-parameters as used; :param arguments: the command's arguments."""
+        """:param config: the hyperparameters as used; :param arguments: the command's arguments."""
         self.settings.mkdir(exist_ok=True)
-        for path, content in ((self.config_file, config), (self.args_file, arguments)):
+        for path, content in ((self.args_file, arguments), (self.config_file, config)):
             files.write(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
 
     def config(self) -> dict[str, Any]:
-        return _read(self.config_file)
+        return read_settings(self.config_file)
 
     def arguments(self) -> dict[str, Any]:
-        return _read(self.args_file)
+        return read_settings(self.args_file)
+
+    def command(self) -> str | None:
+        """The ``td3x train`` command that made the run, quoted so that it is safe to paste; ``None`` if none is known."""
+        try:
+            words = shlex.split(str(self.arguments().get("command") or ""))
+        except ValueError:
+            return None
+        return shlex.join(words) if words[:2] == ["td3x", "train"] else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """
         :return: timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``
         :raises ValueError: if the run has not been evaluated yet
         """
-        if not self.evaluations.exists():
+        if not self.evaluations.is_file():
             every = self.arguments().get("eval_freq")
             first = f": the first comes after {every} steps" if every else ""
             raise ValueError(f"{self.path} has no evaluations yet{first}")
         try:
-            found = files.read_arrays(self.evaluations)
-            steps, results = found["timesteps"], found["results"]
+            arrays = files.read_arrays(self.evaluations)
+            steps, results = arrays["timesteps"], arrays["results"]
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{self.evaluations} cannot be read: {error}") from error
         are_numbers = all(values.dtype.kind in "fiu" for values in (steps, results)) and np.isfinite(steps).all()
@@ -261,21 +263,34 @@ class RunDir:
         return steps, results
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML, and the ordered mappings that rl-zoo3 writes; no other class is built."""
+def _numbered(parent: Path, env_id: str) -> Iterator[tuple[int, Path]]:
+    for path in parent.glob("*"):
+        if match := re.fullmatch(rf"{re.escape(file_name(env_id))}_(\d+)", path.name):
+            yield int(match[1]), path
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Keys are texts and numbers. Mappings that are merged, and hashes of tuples in tuples, cost without end."""
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, "settings have no such key", key.start_mark)
-        super().flatten_mapping(node)
+
+def _argument_files(path: Path) -> list[Path]:
+    """
+    The files of a run's arguments, in a folder that has the environment's name. On the Hub they lie in the run's own folder,
+    so that the folder around a copy of that is no run.
+    """
+
+    def is_named_so(file: Path) -> bool:
+        try:
+            env_id = read_settings(file).get("env")
+        except ValueError:
+            return True  # `open` says what is wrong with it
+        return not isinstance(env_id, str) or file_name(env_id) == file.parent.name
+
+    return [file for file in sorted(path.glob(f"*/{ARGUMENTS}")) if is_named_so(file)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, and the ordered mappings and tuples that rl-zoo3 writes; no other class is built."""
 
 
 def _ordered_mapping(loader: _Loader, node: yaml.SequenceNode) -> dict[str, Any]:
     (pairs,) = loader.construct_sequence(node, deep=True)
-    if not all(isinstance(key, str) for key, _ in pairs):
-        raise yaml.constructor.ConstructorError(None, None, "settings have no such key", node.start_mark)
     return dict(pairs)
 
 
@@ -283,40 +298,22 @@ _Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.Order
 _Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: tuple(loader.construct_sequence(node)))  # type: ignore[arg-type]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     """
-    :raises ValueError: for no file, or one that is no mapping, names a class that is not on the list, or is too large
+    A file of settings, which anybody may have written: only plain values are built.
+
+    :raises ValueError: for a missing file, or one that is no mapping or names a class that is not listed
     """
+    if not path.is_file():
+        raise ValueError(f"a part of the run is missing: {path}")
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-    except FileNotFoundError as error:
-        raise ValueError(f"a part of the run is missing: {path}") from error
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"{path} holds more than settings: more than {MOST_BYTES} bytes")
-    try:
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
-    # PyYAML lets through whatever python raises for values such as the date 2020-13-01, !!bool x and !!timestamp x
+        content = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506  # a SafeLoader
+    # PyYAML lets through whatever Python raises for values such as the date 2020-13-01, !!bool x and !!timestamp x
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings")
-    if not _is_small(content):
-        raise ValueError(f"{path} holds more than settings: more than {MOST_VALUES} values, or too large ones")
     return content
-
-
-def _is_small(content: Any) -> bool:
-    """Written out: YAML's references make a text of a few lines one of gigabytes, or one without an end."""
-    parts, count = [(content, 0)], 0
-    while parts:
-        part, depth = parts.pop()
-        count += 1
-        if count > MOST_VALUES or depth > MOST_DEPTH or (isinstance(part, int) and part.bit_length() > 64):
-            return False
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, (list, tuple, set)) else ()
-        parts += [(one, depth + 1) for one in inner]
-    return True
 
 
 def file_name(env_id: str) -> str:

@@ -13,9 +13,7 @@ from sb3_td3x.common.validation import whole
 from sb3_td3x.results.run_dir import ARGUMENTS, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
-"""Of a study's tables; a run's own has the numbers alone."""
-MOST_BYTES, MOST_COLUMNS, MOST_CELLS = 100_000_000, 200, 2_000_000
-"""Of a table or a log: every line gets all columns of the header, so that a small file could fill the memory."""
+"""Columns of a study's tables; the table of a single run has only the numbers."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,12 @@ class Scores:
 
     :param label: algorithm and setting: runs that differ in their seed alone share it
     :param env_id: the environment
-    :param seed: of the run; ``None`` where it is not known
-    :param source: where they were read, for errors
+    :param seed: seed of the run; ``None`` where it is not known
+    :param source: where the scores were read
     :param steps: environment steps
     :param mean: mean return of the evaluation's episodes
     :param spread: their standard deviation
-    :param seconds: of training up to the evaluation; NaN where it is not known
+    :param seconds: seconds of training up to the evaluation; NaN where they are not known
     """
 
     label: str
@@ -45,7 +43,7 @@ class Scores:
 
 def read(paths: Iterable[Path]) -> list[Scores]:
     """
-    The scores of all runs in some places; a place that is named twice counts once, and a copy of a run not at all.
+    The scores of all runs in some places. A place that is named twice counts once; copies of a run are left out.
 
     :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
     :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
@@ -59,32 +57,32 @@ def read(paths: Iterable[Path]) -> list[Scores]:
 
 
 def score_text(score: float) -> str:
-    """A return for people: whole, and with three digits where it is small."""
+    """A return for display: rounded to an integer, or to three digits where it is small."""
     return f"{score:.0f}" if abs(score) >= 100 else f"{score:.3g}"
 
 
 def _without_copies(runs: Iterable[Scores]) -> list[Scores]:
-    """A copied folder, or a run beside its lines in a study's table, is not another seed."""
+    """A copied folder, or a run and its lines in a study's table, is not another seed."""
     kept: list[Scores] = []
-    for one in runs:
-        copied = next((place for place, other in enumerate(kept) if _is_copy(one, other)), None)
+    for run in runs:
+        copied = next((place for place, other in enumerate(kept) if _is_copy(run, other)), None)
         if copied is None:
-            kept.append(one)
-        elif len(one.steps) > len(kept[copied].steps):
-            kept[copied] = one
+            kept.append(run)
+        elif len(run.steps) > len(kept[copied].steps):
+            kept[copied] = run
     return kept
 
 
-def _is_copy(one: Scores, other: Scores) -> bool:
-    """Of the same run, now or before it went on."""
-    if (one.label, one.env_id, one.seed) != (other.label, other.env_id, other.seed):
+def _is_copy(left: Scores, right: Scores) -> bool:
+    """Whether both are of the same run, perhaps before and after it was resumed."""
+    if (left.label, left.env_id, left.seed) != (right.label, right.env_id, right.seed):
         return False
-    settings, others = _settings(one), _settings(other)
+    settings, others = _settings(left), _settings(right)
     if settings and others and _without_length(settings) != _without_length(others):
         return False
-    both = slice(min(len(one.steps), len(other.steps)))
-    same_steps = np.array_equal(one.steps[both], other.steps[both])
-    return same_steps and np.allclose(one.mean[both], other.mean[both], rtol=1e-6, atol=0)
+    both = slice(min(len(left.steps), len(right.steps)))
+    same_steps = np.array_equal(left.steps[both], right.steps[both])
+    return same_steps and np.allclose(left.mean[both], right.mean[both], rtol=1e-6, atol=0)
 
 
 def _without_length(settings: dict[str, Any]) -> dict[str, Any]:
@@ -93,24 +91,26 @@ def _without_length(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told_apart(runs: list[Scores]) -> list[Scores]:
-    """Runs of one label and environment that differ in more than their seed, with what differs in their labels."""
-    settings = [_settings(one) for one in runs]
-    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one, own in zip(runs, settings, strict=True):
-        alike.setdefault((one.label, one.env_id), []).append(own)
+    """Append to the labels of runs of one label and environment the settings in which they differ."""
+    settings = [_settings(run) for run in runs]
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for run, values in zip(runs, settings, strict=True):
+        alike[run.label, run.env_id].append(values)
     result = []
-    for one, own in zip(runs, settings, strict=True):
-        others = alike[one.label, one.env_id]
-        differing = [f"{name}={value}" for name, value in own.items() if any(b and b.get(name) != value for b in others)]
-        result.append(replace(one, label=" ".join([one.label, *differing])))
+    for run, values in zip(runs, settings, strict=True):
+        others = [other for other in alike[run.label, run.env_id] if other]
+        differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
+        result.append(replace(run, label=" ".join([run.label, *differing])))
     return result
 
 
 def _settings(scores: Scores) -> dict[str, Any]:
-    """A run's hyper-parameters under the names that ``--set`` has for them; none for a table's."""
-    file = RunDir(scores.source, scores.env_id).config_file
-    config = RunDir(scores.source, scores.env_id).config() if file.exists() else {}
-    inner = {f"{name}.{key}": one for name, value in config.items() if isinstance(value, dict) for key, one in value.items()}
+    """A run's hyperparameters under the names that ``--set`` has for them; none for a table's."""
+    folder = RunDir(scores.source, scores.env_id)
+    config = folder.config() if folder.config_file.is_file() else {}
+    inner = {
+        f"{name}.{key}": value for name, values in config.items() if isinstance(values, dict) for key, value in values.items()
+    }
     return {name: value for name, value in config.items() if not isinstance(value, dict)} | inner
 
 
@@ -189,29 +189,21 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
     """
     A CSV file's lines, by the names of its columns.
 
-    :raises ValueError: for a file that is not CSV, or holds more than tables and logs do
+    :raises ValueError: for a file that is not CSV
     """
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"it is larger than {MOST_BYTES / 1e6:.0f} MB")
-    found = []
     with path.open(newline="", errors="replace") as file:
-        reader = csv.DictReader(file)
         try:
-            if (columns := len(reader.fieldnames or ())) > MOST_COLUMNS:
-                raise ValueError(f"it has {columns} columns, more than {MOST_COLUMNS}")
-            for line in reader:
-                found.append(line)
-                if len(found) * columns > MOST_CELLS:
-                    raise ValueError(f"it has more than {MOST_CELLS:,} values")
+            return list(csv.DictReader(file))
         except csv.Error as error:
             raise ValueError(str(error)) from error
-    return found
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """A table's lines, what is a number as a number."""
+    """A table's lines, with numbers as numbers."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
     try:
         rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
         return [{**row, "seed": whole("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
-    except (ValueError, TypeError) as error:  # a line that is cut off has a column less
+    except (ValueError, TypeError) as error:  # a line that is cut off has fewer columns
         raise ValueError(f"{path} is no table of scores: {error}") from error

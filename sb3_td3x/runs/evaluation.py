@@ -1,15 +1,16 @@
-"""What a run does at every evaluation: keep the best model and its normalisation, redraw the curve, tell the caller."""
+"""What a run does at every evaluation: keep the best model and its normalization, write the scores, report to the caller."""
 
 import time
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
@@ -18,17 +19,119 @@ from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 
 def save_normalization(model: BaseAlgorithm, path: Path) -> None:
-    """Write ``VecNormalize``'s statistics, if there are any; a NaN that has spoilt them never replaces good ones."""
+    """Write ``VecNormalize``'s statistics, if there are any. Statistics that a NaN has spoiled never replace good ones."""
     normalization = model.get_vec_normalize_env()
     if normalization is None:
         return
-    if not all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in running(normalization)):
-        return
-    files.write(path, lambda beside: normalization.save(str(beside)))
+    if all(np.isfinite(moments.mean).all() and np.isfinite(moments.var).all() for moments in running(normalization)):
+        files.write(path, lambda beside: normalization.save(str(beside)))
 
 
-class SaveNormalization(BaseCallback):
-    """Keep the normalisation that belongs to the best model."""
+class _Interrupted(Exception):
+    """Ends an evaluation that a request to stop has reached."""
+
+
+class Evaluation(EvalCallback):
+    """
+    Evaluates at the first rollout that starts after ``eval_freq`` further steps, and at the last step.
+
+    A rollout starts when the last transition is stored and its updates are made, which is where checkpoints are saved too: an
+    evaluation that is interrupted by a request to stop is discarded, and a resumed run makes it first, with the same model.
+
+    Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each.
+
+    :param folder: the run's folder, for best model, normalization and scores
+    :param lock: lock of the run's folder; a process that has lost it, for example while it was suspended, writes nothing more
+    :param is_stopping: whether the run was asked to stop; looked at in every step of an evaluation
+    :param on_evaluation: called after every evaluation with this callback
+    :raises RunLockedError: if another process has the lock
+    """
+
+    resumable = ("seconds", "elapsed", "is_due")
+
+    def __init__(
+        self,
+        eval_env: VecEnv,
+        *,
+        folder: RunDir,
+        lock: RunLock | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+        on_evaluation: Callable[[EvalCallback], None] = lambda _: None,
+        **kwargs: Any,
+    ):
+        path = str(folder.path)
+        super().__init__(eval_env, log_path=path, best_model_save_path=path, verbose=0, **kwargs)
+        self.folder, self.lock, self.is_stopping, self.on_evaluation = folder, lock, is_stopping, on_evaluation
+        self.callback_on_new_best = _SaveNormalization(folder.best_normalization)
+        self.callback_on_new_best.parent = self
+        self.seconds: list[float] = []
+        self.is_due = False
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, including those of interrupted processes."""
+        return time.perf_counter() - self.began
+
+    @elapsed.setter
+    def elapsed(self, seconds: float) -> None:
+        self.began = time.perf_counter() - seconds
+
+    def _init_callback(self) -> None:
+        self.elapsed = self.seconds[-1] if self.seconds else 0.0
+        with warnings.catch_warnings():
+            # Several environments run in processes of their own, the evaluation's one does not; both are built alike
+            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
+            super()._init_callback()
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self._write_table()  # without what a lost process added after the checkpoint
+
+    def _on_step(self) -> bool:
+        self.is_due = self.is_due or self.n_calls % self.eval_freq == 0
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.is_due and not self.is_stopping():
+            self._evaluate()
+
+    def _on_training_end(self) -> None:
+        is_last = self.num_timesteps >= self.model._total_timesteps
+        if is_last and self.evaluations_timesteps[-1:] != [self.num_timesteps]:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        if self.lock is not None:
+            self.lock.require_ours()  # SB3 would overwrite the other process's files
+        (episodes,) = self.eval_env.env_method("get_run_state")  # of EpisodeSeeds
+        frequency, self.eval_freq = self.eval_freq, 1
+        try:
+            super()._on_step()
+        except _Interrupted:
+            self.eval_env.env_method("set_run_state", episodes)
+            self.is_due = True
+            return
+        finally:
+            self.eval_freq = frequency
+        self.is_due = False
+        self._write_table()
+        self.on_evaluation(self)
+
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        if self.is_stopping():
+            raise _Interrupted
+        super()._log_success_callback(locals_, globals_)
+
+    def _write_table(self) -> None:
+        missing = len(self.evaluations_timesteps) - len(self.seconds)
+        self.seconds += missing * [self.elapsed]
+        scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
+        rows = [f"{steps},{np.mean(returns):.9g},{np.std(returns):.9g},{seconds:.1f}" for steps, returns, seconds in scores]
+        files.write(self.folder.path / SCORES, "\n".join([",".join(SCORE_COLUMNS), *rows, ""]).encode())
+
+
+class _SaveNormalization(BaseCallback):
+    """Keep the normalization that belongs to the best model."""
 
     resumable = ()
 
@@ -42,89 +145,6 @@ class SaveNormalization(BaseCallback):
 
     def resumable_files(self) -> list[Path]:
         return [self.path]
-
-
-class Evaluation(EvalCallback):
-    """
-    Also evaluates at the last step, and where a run is stopped before its first evaluation: it has a score then.
-
-    Keeps a table of the scores, ``scores.csv`` beside ``evaluations.npz``, with the seconds of training up to each.
-
-    :param lock: of the run's folder; a process that has lost it, because it slept for instance, writes nothing more
-    :raises RunLockedError: if another process has the lock
-    """
-
-    resumable = ("seconds", "elapsed")
-
-    def __init__(self, *args: Any, lock: RunLock | None = None, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.lock = lock
-        self.seconds: list[float] = []
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds of training so far, the interrupted processes' among them."""
-        return time.perf_counter() - self.began
-
-    @elapsed.setter
-    def elapsed(self, seconds: float) -> None:
-        self.began = time.perf_counter() - seconds
-
-    def _init_callback(self) -> None:
-        self.elapsed = self.seconds[-1] if self.seconds else 0.0
-        with warnings.catch_warnings():
-            # Several environments have processes of their own, the evaluation's one has none; both are built alike
-            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
-            super()._init_callback()
-
-    def _on_training_start(self) -> None:
-        super()._on_training_start()
-        self._write_table()  # without what a lost process added after the checkpoint
-
-    def _on_step(self) -> bool:
-        if self.lock is not None and self.n_calls % self.eval_freq == 0:
-            self.lock.require_ours()  # what SB3 writes at an evaluation would be the other process's
-        goes_on = super()._on_step()
-        if len(self.evaluations_timesteps) > len(self.seconds):
-            self._write_table()
-        return goes_on
-
-    def _write_table(self) -> None:
-        missing = len(self.evaluations_timesteps) - len(self.seconds)
-        self.seconds += missing * [self.elapsed]
-        scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
-        rows = [f"{steps},{np.mean(one):.9g},{np.std(one):.9g},{seconds:.1f}" for steps, one, seconds in scores]
-        content = "\n".join([",".join(SCORE_COLUMNS), *rows, ""])
-        files.write(Path(str(self.log_path)).with_name(SCORES), content.encode())
-
-    def _on_training_end(self) -> None:
-        is_last = self.num_timesteps >= self.model._total_timesteps
-        if (is_last or not self.evaluations_timesteps) and self.evaluations_timesteps[-1:] != [self.num_timesteps]:
-            frequency, self.eval_freq = self.eval_freq, 1
-            self._on_step()
-            self.eval_freq = frequency
-
-
-class AfterEvaluation(BaseCallback):
-    """Redraw the curve and tell the caller."""
-
-    resumable = ()
-
-    parent: EvalCallback
-
-    def __init__(self, folder: RunDir, on_evaluation: Callable[[EvalCallback], None]):
-        super().__init__()
-        self.folder = folder
-        self.on_evaluation = on_evaluation
-
-    def _on_step(self) -> bool:
-        if find_spec("matplotlib") is not None:
-            from sb3_td3x.results import scores
-            from sb3_td3x.results.plots import draw
-
-            draw([scores.of_run(self.folder)], self.folder.curve)
-        self.on_evaluation(self.parent)
-        return True
 
 
 class AtTheEnd(BaseCallback):

@@ -1,60 +1,103 @@
-"""A finished run's model at work: scored, filmed, shown."""
+"""A trained run's model at work: evaluated, recorded as a video, shown in a window."""
 
 import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from sb3_td3x import presets
 from sb3_td3x.common import files
-from sb3_td3x.runs import environments
-from sb3_td3x.errors import ModelFileError
-from sb3_td3x.runs.experiment import open_env, require_device
-from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.saving.pickle_files import load_vecnormalize
 from sb3_td3x.common.validation import whole
+from sb3_td3x.errors import ModelFileError
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.results.scores import score_text
+from sb3_td3x.runs.environments import AFTERWARDS, open_env
+from sb3_td3x.runs.experiment import require_device
+from sb3_td3x.runs.settings import require_no_foreign_arguments, require_registered
+from sb3_td3x.saving.pickle_files import load_vecnormalize
 from sb3_td3x.td3x.td3x import TD3X
 
-if TYPE_CHECKING:  # it imports imageio, which is optional
-    from sb3_td3x.runs.film import Filmed
+
+class Video(NamedTuple):
+    """What a video shows: the return and the environment steps in it, and whether the episode ends in it."""
+
+    total: float
+    steps: int
+    is_whole: bool
+
+    def __str__(self) -> str:
+        what = "one episode" if self.is_whole else f"the first {self.steps:,} steps of one"
+        return f"{what}, return {score_text(self.total)}"
 
 
 def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = False) -> TD3X:
     """
-    The best model of a run, else its last; for acting, so without memory for a replay buffer.
+    The best model of a run, else its last, else the actor that it was shipped with; without memory for a replay buffer.
 
-    :param env: from ``open_evaluation_env``; the model has to fit it
-    :param trust: read a model that holds objects of its author's, which runs their code
+    :param env: environment from ``open_evaluation_env``, which the model has to fit
+    :param trust: load a model that holds objects of its author's, which runs their code
     :raises UntrustedModelError: for such a model, without ``trust``
+    :raises ModelFileError: for a damaged file
     """
     require_device(device)
-    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1, trust=trust)
+    path = folder.model()
+    if path != folder.actor:
+        return TD3X.load(path, env=env, device=device, buffer_size=1, trust=trust)
+    entry = folder.config()
+    arguments = {**presets.model_arguments(entry, env.action_space.shape or ()), "buffer_size": 1}
+    model = TD3X(entry["policy"], env, device=device, **arguments)
+    try:
+        model.actor.load_state_dict(th.load(path, map_location=model.device, weights_only=True))  # tensors only: no code
+    except Exception as error:  # torch raises many kinds
+        raise ModelFileError(f"{path} is not the actor that {folder.config_file} describes: {error}") from error
+    return model
 
 
-def open_evaluation_env(
-    folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False, may_lead_out: bool = False
-) -> VecEnv:
+def ship(folder: RunDir, out: Path) -> RunDir:
     """
-    An environment as the run's evaluations had it, with the normalisation that belongs to the run's model.
+    Write what playing a run's best model takes into another folder: its actor, settings and normalization.
 
-    :param trust: import the module that the environment's name may have, and read normalisation statistics as SB3 does, which
-        runs whatever code their file holds
-    :param may_lead_out: follow links to files outside of the run's folder, as ``trust`` does too
+    :param out: a new folder, a twentieth of the model's size; ``load_model`` and ``td3x enjoy`` read it without trust
     """
-    if not (trust or may_lead_out):
-        folder.require_own()
-    entry, statistics = folder.config(), folder.model_normalization()
-    entry |= {"n_envs": 1, "normalize": None if statistics is None else entry.get("normalize")}
-    environments.require_registered(folder.env_id, may_import=trust)
-    env = open_env(folder.env_id, entry, seed, environments.AFTERWARDS, render_mode=render_mode)
+    env = open_evaluation_env(folder, seed=0)
+    try:
+        actor = load_model(folder, env, "cpu").actor.state_dict()
+    finally:
+        env.close()
+    shipped = RunDir.at(out, folder.env_id)
+    arguments = {name: value for name, value in folder.arguments().items() if name != "command"}
+    shipped.write_settings(folder.config(), arguments)
+    files.write(shipped.actor, lambda beside: th.save(actor, beside))
+    if (statistics := folder.model_normalization()) is not None:
+        files.write(shipped.normalization, statistics.read_bytes())
+    return shipped
+
+
+def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
+    """
+    An environment as the run's evaluations had it, with the normalization that belongs to the run's model.
+
+    :param seed: determines the episodes
+    :param trust: import the module that the environment's name may have, pass the environment the keyword arguments that the
+        folder names, and load normalization statistics as SB3 does, which runs whatever code their file holds
+    """
+    entry, statistics, arguments = folder.config(), folder.model_normalization(), folder.arguments()
+    entry = {**entry, "n_envs": 1, "normalize": None if statistics is None else entry.get("normalize")}
+    require_registered(folder.env_id, may_import=trust)
+    env_kwargs = arguments.get("env_kwargs") or None
+    if not trust:
+        require_no_foreign_arguments(env_kwargs)
+    env = open_env(folder.env_id, seed, AFTERWARDS, entry, render_mode=render_mode, env_kwargs=env_kwargs)
     if statistics is None:
         return env
-    inside = env.venv if isinstance(env, VecNormalize) else env  # with images turned, or not, as in training
+    inside = env.venv if isinstance(env, VecNormalize) else env  # with images transposed, or not, as in training
     loaded = load_vecnormalize(statistics, inside, trust)
     loaded.training = loaded.norm_reward = False
     return loaded
@@ -62,50 +105,69 @@ def open_evaluation_env(
 
 def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto", trust: bool = False) -> np.ndarray:
     """
-    Returns of fresh episodes of a run's model.
+    Returns of fresh episodes of a run's model, without exploration noise.
 
-    :param seed: the episodes are determined by it
+    :param seed: determines the episodes
     :param trust: run the code that the run's files may hold
     :return: ``(episodes,)``
     """
     env = open_evaluation_env(folder, seed, trust=trust)
     try:
-        returns, _ = evaluate_policy(
-            load_model(folder, env, device, trust), env, whole("episodes", episodes, minimum=1), return_episode_rewards=True
-        )
+        model = load_model(folder, env, device, trust)
+        returns, _ = evaluate_policy(model, env, whole("episodes", episodes, minimum=1), return_episode_rewards=True)
     finally:
         env.close()
     return np.asarray(returns)
 
 
-def film(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust: bool = False) -> "Filmed":
+def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust: bool = False) -> Video:
     """
-    Film one episode of a run's model.
+    Record one episode of a run's model.
 
-    :param max_steps: the film ends here at the latest
+    :param out: the ``.mp4`` to write, replaced in one step
+    :param max_steps: the video ends here at the latest; the longest episode of Gymnasium's own tasks has as many
     :param trust: run the code that the run's files may hold
-    :raises ValueError: if there is nothing to film with or the environment cannot draw itself
+    :raises ValueError: if the packages for it are missing or the environment cannot draw itself
     """
     if out.suffix != ".mp4":
-        raise ValueError(f"a film is written as .mp4, not as {out.name}")
+        raise ValueError(f"a video is written as .mp4, not as {out.name}")
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
-        raise ValueError('a film needs imageio: pip install "imageio[ffmpeg]"')
-    from sb3_td3x.runs.film import record
-
+        raise ValueError('a video needs imageio: pip install "imageio[ffmpeg]"')
     files.require_writable(out)
     if not has_display():  # SDL, which draws Gymnasium's own tasks, would look for one and print an error
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     env = None
     try:
         env = open_evaluation_env(folder, seed, "rgb_array", trust)
-        return record(load_model(folder, env, "cpu", trust), env, out, max_steps)
+        model = load_model(folder, env, "cpu", trust)
+        with files.replacing(out) as beside:
+            return _write_video(model, env, beside, max_steps)
     except ModelFileError:
         raise
-    except Exception as error:  # whatever an environment's drawing raises
-        raise ValueError(f"{folder.env_id} cannot be filmed: {error}") from error
+    except Exception as error:  # whatever the drawing of an environment raises
+        raise ValueError(f"no video can be made of {folder.env_id}: {error}") from error
     finally:
         if env is not None:
             env.close()
+
+
+def _write_video(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> Video:
+    import imageio.v2 as imageio
+
+    fps = env.unwrapped.metadata.get("render_fps") or 30  # SB3's wrappers around it may have other metadata
+    total, steps, is_whole = 0.0, 0, False
+    # Sides have to be even for H.264; imageio's own choice of 16 would resample most pictures
+    with imageio.get_writer(path, fps=fps, macro_block_size=2) as writer:
+        observation: Any = env.reset()
+        while steps < max_steps and not is_whole:
+            frame = env.render()
+            if frame is None:
+                raise ValueError("the environment draws no picture")
+            writer.append_data(np.asarray(frame))  # type: ignore[attr-defined]
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, done, _ = env.step(action)
+            total, steps, is_whole = total + float(reward[0]), steps + 1, bool(done[0])
+    return Video(total, steps, is_whole)
 
 
 def has_display() -> bool:
@@ -114,15 +176,15 @@ def has_display() -> bool:
 
 
 def show(folder: RunDir, episodes: int, seed: int, trust: bool = False) -> Iterator[float]:
-    """Play episodes in a window, giving each one's return when it ends; ``trust`` as for ``film``."""
+    """Play episodes in a window and yield the return of each when it ends; ``trust`` as for ``record_video``."""
     env = open_evaluation_env(folder, seed, "human", trust)
     try:
         model = load_model(folder, env, "cpu", trust)
-        observation = env.reset()
+        observation: Any = env.reset()
         for _ in range(episodes):
             total, is_over = 0.0, False
-            while not is_over:  # not SB3's evaluate_policy, which resets again: every second episode would be seen
-                action, _ = model.predict(observation, deterministic=True)  # type: ignore[arg-type]
+            while not is_over:  # SB3's evaluate_policy would reset again, so that every second episode would be seen
+                action, _ = model.predict(observation, deterministic=True)
                 observation, reward, done, _ = env.step(action)
                 total, is_over = total + float(reward[0]), bool(done[0])
             yield total

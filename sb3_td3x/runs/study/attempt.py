@@ -1,36 +1,133 @@
-"""One attempt at one run, on whichever machine: begin it, or go on where the last attempt left it."""
+"""One attempt at one run of a study, on whichever machine: begin or resume it, and write its table when it is finished."""
 
+import csv
+import io
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x import presets
-from sb3_td3x.runs import environments, experiment
 from sb3_td3x.checkpoint import Store
-from sb3_td3x.runs.experiment import Experiment
-from sb3_td3x.common.lock import LEASE_SECONDS, RunLock
+from sb3_td3x.common import files
+from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
 from sb3_td3x.errors import RunLockedError
-from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs.study.folder import StudyFolder
+from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir
+from sb3_td3x.results.scores import TABLE_COLUMNS
+from sb3_td3x.runs import experiment, settings
+from sb3_td3x.runs.settings import Experiment
+from sb3_td3x.runs.study import grid
 from sb3_td3x.runs.study.grid import StudyRun
 
 Train = Callable[[StudyRun, Path], bool]
-"""Begins the run in this folder or goes on with it; returns whether it reached its end."""
+"""Begins or resumes the run in this folder; returns whether it reached its end."""
 
-OPTIONS = tuple(one.name for one in fields(Experiment) if one.name not in ("env_id", "seed", "setting", "out"))
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """
+    :param runs: holds the runs' folders
+    :param tables: holds one CSV per finished run; a run is finished when its CSV is there
+    """
+
+    runs: Path
+    tables: Path
+
+    @classmethod
+    def at(cls, path: Path) -> "StudyFolder":
+        return cls(path / "runs", path / "returns")
+
+    def run(self, run: StudyRun) -> Path:
+        """The run's folder: the same on every node and at every attempt."""
+        return self.runs / run.name
+
+    def printed(self, run: StudyRun) -> Path:
+        """What the run's attempts print."""
+        return self.run(run) / PRINTED
+
+    def last_line(self, run: StudyRun) -> str:
+        """The last line that the run has printed: of a run that failed, the error."""
+        lines = self.printed(run).read_text(errors="replace").splitlines() if self.printed(run).is_file() else []
+        return lines[-1] if lines else ""
+
+    def table(self, run: StudyRun) -> Path:
+        return self.tables / f"{run.name}.csv"
+
+    def is_finished(self, run: StudyRun) -> bool:
+        return self.table(run).exists()
+
+    def finish(self, run: StudyRun) -> None:
+        """Write the run's table from its scores."""
+        self.tables.mkdir(parents=True, exist_ok=True)
+        files.write(self.table(run), _csv({**_keys(run), **row} for row in _rows(self.run(run) / SCORES)))
+
+    def scores(self, run: StudyRun) -> list[dict[str, str]]:
+        """One row per evaluation so far; those of a finished run stay when its folder is removed."""
+        return _rows(self.table(run) if self.is_finished(run) else self.run(run) / SCORES)
+
+    def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
+        """The last score of every run that has one, finished or not: one line per run."""
+        files.write(path, _csv({**_keys(run), **row} for run in runs for row in self.scores(run)[-1:]))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def _keys(run: StudyRun) -> dict[str, str]:
+    return {"algo": run.algo, "setting": run.setting, "env": run.env, "seed": str(run.seed)}
+
+
+def _csv(rows: Iterator[dict[str, str]]) -> bytes:
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """
+    :param state: ``"done"``, ``"running"``, ``"stopped"`` (it has a checkpoint) or ``"waiting"``
+    :param steps: environment steps so far
+    :param rate: steps per second of the process that makes the run
+    :param score: mean return of the last evaluation
+    """
+
+    state: str
+    steps: int = 0
+    rate: float | None = None
+    score: float | None = None
+
+
+def progress(run: StudyRun, folder: StudyFolder) -> Progress:
+    """How far a run is, read from the files that it writes, whichever machine makes it."""
+    place = RunDir(folder.run(run), run.env)
+    last = folder.scores(run)[-1:]
+    evaluated = int(last[0]["timesteps"]) if last else 0
+    score = float(last[0]["mean_return"]) if last else None
+    if folder.is_finished(run):
+        return Progress("done", evaluated, score=score)
+    if is_touched(place.path):
+        rows = [row for row in _rows(place.log) if row.get("time/total_timesteps")]  # the last line may be half written
+        rates = [row["time/fps"] for row in rows if row.get("time/fps")]
+        logged = int(float(rows[-1]["time/total_timesteps"])) if rows else 0
+        return Progress("running", max(evaluated, logged), float(rates[-1]) if rates else None, score)
+    saved = Store(place.checkpoints).checkpoints()
+    return Progress("stopped", saved[-1].steps, score=score) if saved else Progress("waiting")
 
 
 def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """
     Make a run, or what is left of it; does nothing if it is finished.
 
-    An attempt that was lost with its machine left a lock there, see ``RunLock``: this one waits until its lease has ended.
+    An attempt that was lost with its machine may have left a lock there, see ``RunLock``: this one waits until its lease has
+    ended.
 
     :return: whether the run is finished now; not if it was told to stop
     :raises RunLockedError: if another attempt is at work
@@ -42,76 +139,6 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
         if not folder.is_finished(run) and train(run, path):
             folder.finish(run)
     return folder.is_finished(run)
-
-
-def train_td3x(run: StudyRun, path: Path) -> bool:
-    """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
-    store = Store(RunDir(path, run.env).checkpoints)
-    if store.is_finished():
-        return True
-    if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
-        environments.require_registered(run.env)  # the study's file names it, not the run's folder
-        if difference := _difference(run, path):
-            raise ValueError(difference)
-    prepared = experiment.resume(RunDir.open(path)) if store.holds_any() else experiment.prepare(experiment_of(run), path)
-    print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
-    return experiment.train(prepared)
-
-
-def experiment_of(run: StudyRun) -> Experiment:
-    """
-    A run of a study as an experiment. On the CPU unless the file says otherwise: its runs share a machine, a core each.
-
-    :raises ValueError: if ``overrides`` is no mapping
-    """
-    options = {"device": "cpu", **run.options}
-    overrides = options.pop("overrides", {})
-    if not isinstance(overrides, dict):
-        raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
-    whole_first = sorted(overrides.items(), key=lambda one: "." in str(one[0]))  # then parts, such as policy_kwargs.n_critics
-    assignments = tuple(f"{key}={presets.written(value)}" for key, value in whole_first)
-    return Experiment(run.env, seed=run.seed, setting=run.setting, overrides=assignments, **options)
-
-
-def check(runs: list[StudyRun], folder: StudyFolder) -> None:
-    """
-    Find what is wrong with any run before the first one starts.
-
-    :raises ValueError: naming the run, for a setting that cannot be, or one that differs from what the run was begun with
-    """
-    for run in runs:
-        try:
-            experiment.check(experiment_of(run))
-            _require_same(run, folder)
-        except ValueError as error:
-            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
-
-
-def _require_same(run: StudyRun, folder: StudyFolder) -> None:
-    path, table = folder.run(run), folder.table(run)
-    if Store(RunDir(path, run.env).checkpoints).holds_any():
-        if difference := _difference(run, path):
-            also = f" and its table {table}" if folder.is_finished(run) else ""
-            raise ValueError(f"{difference}: take another --out, or remove that folder{also}")
-    elif folder.is_finished(run):  # its folder was removed
-        wanted, made = experiment_of(run), int(folder.scores(run)[-1]["timesteps"])
-        asked = wanted.hyperparameters()["n_timesteps"]
-        if not asked <= made <= asked + wanted.eval_freq:  # the last episode, or the environments side by side, make more
-            raise ValueError(f"{table} has {made} steps, not {asked}: take another --out, or remove that table")
-
-
-def _difference(run: StudyRun, path: Path) -> str | None:
-    """What a run was begun with that is another now; overrides are compared by what they make of the preset."""
-    begun, wanted = _made_from(Experiment.of_arguments(RunDir.open(path))), _made_from(experiment_of(run))
-    for name in {**begun, **wanted}:
-        if begun.get(name) != wanted.get(name):
-            return f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}"
-    return None
-
-
-def _made_from(experiment: Experiment) -> dict[str, Any]:
-    own = {one.name: getattr(experiment, one.name) for one in fields(experiment) if one.name not in ("out", "overrides")}
-    return own | experiment.hyperparameters()
 
 
 def _wait_for(folder: Path) -> None:
@@ -127,9 +154,70 @@ def _wait_for(folder: Path) -> None:
             time.sleep(0.5)
 
 
+def train_td3x(run: StudyRun, path: Path) -> bool:
+    """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
+    store = Store(RunDir(path, run.env).checkpoints)
+    if store.is_finished():
+        return True
+    if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
+        settings.require_registered(run.env)  # the study's file names it, not the run's folder
+        if difference := _difference(run, path):
+            raise ValueError(difference)
+        prepared = experiment.resume(RunDir.open(path), env_kwargs=run.options.get("env_kwargs"))
+    else:
+        prepared = experiment.prepare(run.experiment(), path)
+    print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
+    return experiment.train(prepared)
+
+
+def check(runs: list[StudyRun], folder: StudyFolder) -> None:
+    """
+    Find what is wrong with any run before the first one starts. A damaged run is left to its own attempt.
+
+    :raises ValueError: naming the run, for an invalid setting, or one that differs from what the run was begun with
+    """
+
+    def check_one(run: StudyRun) -> None:
+        experiment.check(run.experiment())
+        _require_same(run, folder)
+
+    grid.check(runs, check_one)
+
+
+def _require_same(run: StudyRun, folder: StudyFolder) -> None:
+    path, table = folder.run(run), folder.table(run)
+    if Store(RunDir(path, run.env).checkpoints).holds_any():
+        try:
+            difference = _difference(run, path)
+        except ValueError:
+            return
+        if difference:
+            also = f" and its table {table}" if folder.is_finished(run) else ""
+            raise ValueError(f"{difference}: take another --out, or remove that folder{also}")
+    elif folder.is_finished(run):  # its folder was removed
+        wanted, made = run.experiment(), int(folder.scores(run)[-1]["timesteps"])
+        asked = wanted.hyperparameters()["n_timesteps"]
+        if not asked <= made <= asked + wanted.eval_freq:  # the last episode, or parallel environments, make more
+            raise ValueError(f"{table} has {made} steps, not {asked}: take another --out, or remove that table")
+
+
+def _difference(run: StudyRun, path: Path) -> str | None:
+    """What the run was begun with that is different now; overrides are compared by what they make of the preset."""
+    begun, wanted = _made_from(Experiment.of_arguments(RunDir.open(path))), _made_from(run.experiment())
+    for name in {**begun, **wanted}:
+        if begun.get(name) != wanted.get(name):
+            return f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}"
+    return None
+
+
+def _made_from(made: Experiment) -> dict[str, Any]:
+    values = {option.name: getattr(made, option.name) for option in fields(made) if option.name not in ("out", "overrides")}
+    return values | made.hyperparameters()
+
+
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """What is printed goes to a file, a traceback too: the terminal belongs to the table of runs."""
+    """Print to a file, tracebacks too: the terminal belongs to the table of runs."""
     with path.open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
         try:

@@ -1,21 +1,28 @@
-"""A study file: the runs it stands for, and what is wrong with it in one line."""
+"""A study file: the runs it stands for, and what is wrong with it in one line. Reading it does not import torch."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sb3_td3x.results.run_dir import file_name
+from sb3_td3x import presets
 from sb3_td3x.common.validation import did_you_mean, meant, whole
+from sb3_td3x.results.run_dir import file_name
+from sb3_td3x.runs import settings
+from sb3_td3x.runs.settings import Experiment
 
 GRID_KEYS = ("algo", "setting", "envs", "seeds")
 WHOLE_STUDY = ("threads",)
-"""Keys that cannot differ between the runs of a study: a rate beside another one, and rounding, depend on them."""
+"""Keys that cannot differ between the runs of a study: speed and rounding depend on them."""
+OPTIONS = tuple(
+    option.name for option in fields(Experiment) if option.name not in ("env_id", "seed", "setting", "out", "video")
+)
+"""Keys of a run of ``td3x study``, besides those of the grid."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +30,11 @@ class StudyRun:
     """
     One run of a study.
 
-    :param algo: ``"td3x"``, or what else the study's train function knows
+    :param algo: ``"td3x"``, or another algorithm that the study's train function knows
     :param setting: name of what is tried
     :param env: registered name of the environment
-    :param seed: of the run
-    :param options: everything else that the file says of it
+    :param seed: seed of the run
+    :param options: all other keys of the file
     """
 
     algo: str
@@ -38,15 +45,29 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        """Of its folder and its table; two runs of a study never share one."""
+        """Name of its folder and its table; no two runs of a study share one."""
         return f"{self.algo}_{self.setting}_{file_name(self.env)}_s{self.seed}"
 
+    def experiment(self) -> Experiment:
+        """
+        The experiment that ``td3x study`` makes. On the CPU unless the file says otherwise: runs share a machine, one core each.
 
-def read(path: Path, options: Collection[str], algorithms: Collection[str] = ("td3x",)) -> list[StudyRun]:
+        :raises ValueError: if ``overrides`` is no mapping
+        """
+        options = {"device": "cpu", **self.options}
+        overrides = options.pop("overrides", {})
+        if not isinstance(overrides, dict):
+            raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
+        whole_first = sorted(overrides.items(), key=lambda item: "." in str(item[0]))  # then parts, as policy_kwargs.n_critics
+        assignments = tuple(f"{key}={presets.written(value)}" for key, value in whole_first)
+        return Experiment(self.env, seed=self.seed, setting=self.setting, overrides=assignments, **options)
+
+
+def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Collection[str] = ("td3x",)) -> list[StudyRun]:
     """
-    :param path: of a YAML file: keys that hold for every run, and under ``runs`` a list of settings with their own keys
-    :param options: the keys that a run may have beside ``algo``, ``setting``, ``envs`` and ``seeds``
-    :param algorithms: what ``algo`` can be; the first is meant where it is left out
+    :param path: YAML file: keys that hold for every run, and under ``runs`` a list of settings with their own keys
+    :param options: the keys that a run may have besides ``algo``, ``setting``, ``envs`` and ``seeds``
+    :param algorithms: values of ``algo``; the first is the default
     :return: one run per setting, environment and seed, in the file's order
     :raises ValueError: in one line that names the file and the key
     """
@@ -54,6 +75,20 @@ def read(path: Path, options: Collection[str], algorithms: Collection[str] = ("t
         return _expand(_mapping(path), options, algorithms)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def check(
+    runs: Iterable[StudyRun], check_one: Callable[[StudyRun], Any] = lambda run: settings.check(run.experiment())
+) -> None:
+    """
+    :param check_one: raises ``ValueError`` for what is wrong with a run
+    :raises ValueError: for the first run with something wrong, naming it
+    """
+    for run in runs:
+        try:
+            check_one(run)
+        except ValueError as error:
+            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -70,27 +105,24 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 def _expand(content: dict[str, Any], options: Collection[str], algorithms: Collection[str]) -> list[StudyRun]:
     common = dict(content)
-    settings = common.pop("runs", None)
-    if not isinstance(settings, list) or not settings or not all(isinstance(one, dict) for one in settings):
+    listed = common.pop("runs", None)
+    if not isinstance(listed, list) or not listed or not all(isinstance(keys, dict) for keys in listed):
         raise ValueError("runs must be a list of settings, such as [{setting: default}]")
     _require_known(common, (*GRID_KEYS, *options))
     runs: dict[str, StudyRun] = {}
-    for own in settings:
-        label = f"runs, {own.get('setting', 'default')}"
-        _require_known(own, (*GRID_KEYS, *options), f"{label}: ")
-        if not_alone := [key for key in WHOLE_STUDY if key in own]:
+    for keys in listed:
+        label = f"runs, {keys.get('setting', 'default')}"
+        _require_known(keys, (*GRID_KEYS, *options), f"{label}: ")
+        if not_alone := [key for key in WHOLE_STUDY if key in keys]:
             raise ValueError(f"{label}: {not_alone[0]} holds for the whole study: move it out of runs")
-        for run in _runs_of(_merged(common, own), algorithms, label):
+        # A setting's own keys win; mappings such as `overrides` are merged key by key
+        both = {key for key in common.keys() & keys.keys() if isinstance(common[key], dict) and isinstance(keys[key], dict)}
+        merged = {**common, **keys, **{key: {**common[key], **keys[key]} for key in both}}
+        for run in _runs_of(merged, algorithms, label):
             if run.name in runs:
                 raise ValueError(f"{label}: two runs are named {run.name}: give each setting a name of its own")
             runs[run.name] = run
     return list(runs.values())
-
-
-def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The setting's own keys over the common ones; a mapping, such as ``overrides``, is merged key by key."""
-    both = {key for key in common.keys() & own.keys() if isinstance(common[key], dict) and isinstance(own[key], dict)}
-    return {**common, **own, **{key: {**common[key], **own[key]} for key in both}}
 
 
 def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> list[StudyRun]:
@@ -103,18 +135,17 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     seeds = [whole(f"{label}: seeds", meant(seed), minimum=0) for seed in _list(entry.pop("seeds", None), "seeds", label)]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
-    if repeated := [one for one, times in Counter([*envs, *seeds]).items() if times > 1]:
+    if repeated := [value for value, times in Counter([*envs, *seeds]).items() if times > 1]:
         raise ValueError(f"{label}: {repeated[0]} is named twice")
-    # Overrides stay as they are written, which a run that goes on is compared by; presets read them as meant
+    # Overrides stay as they are written, because a resumed run is compared by them; presets parse them
     options = {key: value if key == "overrides" else meant(value) for key, value in entry.items()}
     return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]
 
 
 def _list(value: Any, key: str, label: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise ValueError(
-            f"{label}: {key} must be a list, for example {key}: {'[0, 1]' if key == 'seeds' else '[Pendulum-v1]'}"
-        )
+        example = "[0, 1]" if key == "seeds" else "[Pendulum-v1]"
+        raise ValueError(f"{label}: {key} must be a list, for example {key}: {example}")
     return value
 
 

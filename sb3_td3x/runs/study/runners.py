@@ -1,8 +1,8 @@
 """
-Where runs are made: processes on this machine, or a Ray cluster.
+Where the runs of a study are made: in processes on this machine, or on a Ray cluster.
 
-A runner takes a function, which makes one run and returns whether it is finished, and the runs. It gives an outcome as each
-run ends. A run whose process, environment's process or machine is lost is made again. Closing it tells the runs under way to
+A runner takes a function, which makes one run and returns whether it is finished, and the runs. It yields an outcome as each run
+ends. A run whose process, environment's process or machine is lost is made again. Closing the runner tells the runs under way to
 stop and waits for them.
 """
 
@@ -11,25 +11,30 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any
 
+from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import EnvironmentDiedError
+from sb3_td3x.runs.study.attempt import StudyFolder, Train, attempt
 from sb3_td3x.runs.study.grid import StudyRun
 
 RETRIES = 5
-"""Times that a run's process, one of its environments' or its machine may be lost."""
-
+"""How often a run's process, one of its environments' or its machine may be lost."""
+FINISHED, STOPPED, FAILED = 0, 10, 11
+"""Exit codes of a run's process. With any other code it is lost and resumed from its checkpoint."""
+DIED = 12
 LONGEST_LINE = 2_000
-LINGER_SECONDS = 10
-"""That a process may take to end after its run has ended."""
+FAILED_TEXT = "failed"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Outcome:
 
     :param run: the run
     :param is_finished: whether it reached its end
-    :param error: what went wrong, in a line; empty for a run that is finished or was stopped
+    :param error: what went wrong, in one line; empty for a run that is finished or was stopped
     """
 
     run: StudyRun
@@ -51,60 +56,26 @@ Function = Callable[[StudyRun], bool]
 Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
 
 
-class _Answer(NamedTuple):
-    """Of a process about its run; one that is lost, with its process or an environment's, can go on from its checkpoint."""
+def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: Runner) -> Generator[Outcome, None, None]:
+    """
+    Make the runs that are not finished. Close the generator to stop: runs under way save a checkpoint.
 
-    is_finished: bool
-    error: str = ""
-    is_lost: bool = False
-
-
-@dataclass
-class _Attempt:
-    """A run in a process of its own, which answers when the run has ended, and may have threads that go on after it."""
-
-    run: StudyRun
-    process: Any
-    receiver: connection.Connection
-
-    @classmethod
-    def begin(cls, context: Any, function: Function, run: StudyRun) -> "_Attempt":
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_in_process, args=(function, run, sender), name=run.name)
-        with _without_ctrl_c():
-            process.start()
-        sender.close()
-        return cls(run, process, receiver)
-
-    @property
-    def signs(self) -> list[Any]:
-        """What becomes ready when it ends: its answer, or its process without one."""
-        return [self.receiver, self.process.sentinel]
-
-    def has_ended(self) -> bool:
-        return self._has_answered() or not self.process.is_alive()
-
-    def _has_answered(self) -> bool:
-        try:
-            return self.receiver.poll()
-        except BrokenPipeError:  # on Windows where the process was killed; elsewhere `poll` says that there is an end to read
-            return False
-
-    def end(self) -> "_Answer":
-        """The answer; for a process that was killed, its exit code."""
-        answer = None
-        if self._has_answered():
-            with suppress(EOFError):
-                answer = self.receiver.recv()
-        self.process.join(LINGER_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        return answer or _Answer(False, f"its process ended with {self.process.exitcode}", is_lost=True)
+    :param train: begins or resumes a run
+    :param runner: where runs are made
+    :return: an outcome per run, as each ends
+    :raises RunLockedError: if another process drives this study
+    """
+    folder.runs.mkdir(parents=True, exist_ok=True)
+    with RunLock(folder.runs):
+        left = [run for run in runs if not folder.is_finished(run)]
+        with closing(runner(partial(attempt, train, folder), left)) as outcomes:
+            for outcome in outcomes:
+                is_in_log = outcome.error == FAILED_TEXT
+                yield replace(outcome, error=folder.last_line(outcome.run)[:LONGEST_LINE]) if is_in_log else outcome
 
 
 def jobs_here(threads: int) -> int:
-    """As many runs at a time as this machine has cores for, of ``threads`` each."""
+    """As many runs at a time as this machine has cores for, with ``threads`` each."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(cores // threads, 1)
 
@@ -115,52 +86,91 @@ def local(jobs: int) -> Runner:
     def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
         context = multiprocessing.get_context("spawn")
         waiting, lost = list(runs), Counter[StudyRun]()
-        running: list[_Attempt] = []
+        running: dict[Any, tuple[StudyRun, Any]] = {}  # by the handle that tells of the process's end
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(_Attempt.begin(context, function, waiting.pop(0)))
-                connection.wait([sign for one in running for sign in one.signs])
-                for one in [one for one in running if one.has_ended()]:
-                    running.remove(one)
-                    answer = one.end()
-                    lost[one.run] += answer.is_lost
-                    if not answer.is_lost:
-                        yield Outcome(one.run, answer.is_finished, answer.error)
-                    elif lost[one.run] > RETRIES:
-                        yield Outcome(one.run, False, f"it was lost {lost[one.run]} times; at last {answer.error}")
+                    run = waiting.pop(0)
+                    process = context.Process(target=_in_process, args=(function, run), name=run.name)
+                    with _without_ctrl_c():
+                        process.start()
+                    running[process.sentinel] = run, process
+                for sentinel in connection.wait(list(running)):
+                    run, process = running.pop(sentinel)
+                    process.join()
+                    code = process.exitcode
+                    lost[run] += code not in (FINISHED, STOPPED, FAILED)
+                    if code in (FINISHED, STOPPED, FAILED):
+                        yield Outcome(run, code == FINISHED, FAILED_TEXT if code == FAILED else "")
+                    elif lost[run] > RETRIES:
+                        yield Outcome(run, False, f"it was lost {lost[run]} times; at last its process ended with {code}")
                     else:
-                        waiting.insert(0, one.run)
+                        waiting.insert(0, run)
         finally:
-            for one in running:
-                one.process.terminate()
-            for one in running:
-                connection.wait(one.signs)
-                one.end()
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.join()
 
     return runner
+
+
+def _in_process(function: Function, run: StudyRun) -> None:
+    """What a local run's process does. It ends at once then, whatever threads and processes the run has left."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        code = FINISHED if function(run) else STOPPED
+    except EnvironmentDiedError:
+        code = DIED
+    except Exception:
+        code = FAILED  # the run's log has the traceback
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_parent() -> None:
+    """Stop as at SIGTERM, with a checkpoint, when the study itself is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A terminal sends Ctrl-C to every process; those started here ignore it, because the study tells its runs to stop."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     """
     :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
-    :param jobs: runs at a time of a local cluster; ``None`` takes all cores. A running one has its own
+    :param jobs: runs at a time of a local cluster; ``None`` takes all cores. A running one has its own number
     :param threads: cores that a run takes
-    :raises ValueError: if Ray is not installed, or nobody answers at the address
+    :raises ValueError: if Ray is not installed, or no cluster answers at the address
     """
     if find_spec("ray") is None:
-        raise ValueError("studies on Ray need Ray: pip install ray")
+        raise ValueError("studies on Ray need ray: pip install ray")
     if jobs is not None and address != "local":
-        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time, its cores decide")
+        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time depends on its cores")
     _require_answer(address)
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
         import ray
 
-        own: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if address == "local":
-            own = {"num_cpus": (jobs or jobs_here(threads)) * threads, "include_dashboard": False}
-        with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own):
+            arguments = {"num_cpus": (jobs or jobs_here(threads)) * threads, "include_dashboard": False}
+        with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **arguments):
             _warn_of_small_nodes(ray.nodes(), threads)
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(lambda run: function(run))
@@ -178,13 +188,13 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
 
 
 def _warn_of_small_nodes(nodes: Sequence[Mapping[str, Any]], threads: int) -> None:
-    """Ray waits without a word for a node that is large enough; a cluster that grows may yet get one."""
+    """Ray waits silently for a node that is large enough; a cluster that grows may yet get one."""
     if max((node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]), default=0) < threads:
         warnings.warn(f"no node of the cluster has the {threads} cores of a run: runs wait until one joins", stacklevel=2)
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself tries for more than a minute, and says nothing of it."""
+    """Ray itself tries silently for more than a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
@@ -204,38 +214,6 @@ def _outcome(run: StudyRun, reference: Any) -> Outcome:
         return Outcome(run, False, _line(error))
 
 
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A terminal sends Ctrl-C to every process; those started here ignore it: when a run stops, the study says."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say so
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _in_process(function: Function, run: StudyRun, sender: connection.Connection) -> None:
-    """What a local run's process does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        answer = _Answer(function(run))
-    except Exception as error:
-        answer = _Answer(False, _line(error), is_lost=isinstance(error, EnvironmentDiedError))
-    with suppress(BrokenPipeError):  # the study was killed
-        sender.send(answer)
-
-
-def _end_with_parent() -> None:
-    """Stop as for SIGTERM, with a checkpoint, when the study itself is killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _line(error: BaseException) -> str:
-    """For a table: what is longer is in the run's log."""
+    """For a table; the run's log has the whole text."""
     return " ".join(f"{error}".split())[:LONGEST_LINE] or type(error).__name__

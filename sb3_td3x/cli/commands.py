@@ -1,0 +1,237 @@
+"""The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, push; and ``pull`` and ``bench``."""
+
+import json
+import platform
+from collections.abc import Callable
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sb3_td3x.cli.console import PlainConsole
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")]
+Seed = Annotated[int, typer.Option(min=0, help="Determines the episodes; training used other ones.")]
+
+
+class XAxis(str, Enum):
+    steps = "steps"
+    time = "time"
+    both = "both"
+
+
+def evaluate(
+    run: RunFolder,
+    episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 10,
+    seed: Seed = 1_000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    trust: Trust = False,
+) -> None:
+    """Evaluate a run's best model on fresh episodes, without exploration noise."""
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.results.scores import score_text
+
+    folder = RunDir.open(run)
+    from sb3_td3x.runs import play
+
+    returns = play.evaluate(folder, episodes, seed, device, trust)
+    PlainConsole().print(
+        f"{folder.env_id}, {folder.model().name}: return {score_text(returns.mean())} ± {score_text(returns.std())} "
+        f"over {len(returns)} episode{'' if len(returns) == 1 else 's'} "
+        f"(from {score_text(returns.min())} to {score_text(returns.max())})"
+    )
+
+
+def enjoy(
+    run: RunFolder,
+    video: Annotated[Path | None, typer.Option(help="Write a video to this .mp4 instead of opening a window.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to show in the window.")] = 3,
+    seed: Seed = 1_000,
+    trust: Trust = False,
+) -> None:
+    """Watch a run's best model: in a window where there is a display, otherwise as a video."""
+    from sb3_td3x.results.run_dir import RunDir
+    from sb3_td3x.results.scores import score_text
+
+    folder = RunDir.open(run)
+    from sb3_td3x.runs import play
+
+    console = PlainConsole()
+    if video is None and play.has_display():
+        for score in play.show(folder, episodes, seed, trust):
+            console.print(f"return {score_text(score)}")
+        return
+    out = video or folder.video
+    if video is None:
+        console.print("there is no display: making a video")
+    with console.status("recording"):
+        recorded = play.record_video(folder, out, seed, trust=trust)
+    console.print(f"{out} ({recorded})")
+
+
+def plot(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS", help="Folders of runs or studies, or tables of scores (.csv).")
+    ],
+    out: Annotated[Path, typer.Option(help="Picture to write (.png, .svg or .pdf).")] = Path("curve.png"),
+    x: Annotated[
+        XAxis, typer.Option(help="Draw over environment steps, wall-clock time, or both side by side.")
+    ] = XAxis.steps,
+    iqm: Annotated[bool, typer.Option(help="For several environments, a panel with the interquartile mean.")] = True,
+    normalize: Annotated[bool, typer.Option(help="In it, scale each environment's scores from 0 to 1.")] = True,
+) -> None:
+    """Plot learning curves: a panel per environment, a line per algorithm and setting with the interval over its seeds."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
+    from sb3_td3x.results import plots, scores
+
+    plots.draw(scores.read(runs), out, ("steps", "time") if x is XAxis.both else (x.value,), iqm, normalize)
+    PlainConsole().print(str(out))
+
+
+def report(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
+) -> None:
+    """Write a run, finished or not, as one HTML page that loads nothing: scores, diagnostics, video, settings, commands."""
+    from sb3_td3x.publish import report
+    from sb3_td3x.results.run_dir import RunDir
+
+    folder = RunDir.open(run)
+    page = out or folder.report
+    report.write(folder, page)
+    PlainConsole().print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
+def export(
+    run: RunFolder,
+    onnx: Annotated[Path | None, typer.Option(help="File to write; RUN/best_model.onnx if left out.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Write a run's best model as an ONNX graph, from raw observations to actions of the environment."""
+    from sb3_td3x.common import files
+    from sb3_td3x.results.run_dir import RunDir
+
+    folder = RunDir.open(run)
+    out = onnx or folder.model().with_suffix(".onnx")
+    if out.suffix != ".onnx":
+        raise ValueError(f"a graph is written as .onnx, not as {out.name}")
+    files.require_writable(out)
+    from sb3_td3x.runs import play
+
+    env = play.open_evaluation_env(folder, seed=0, trust=trust)
+    try:
+        play.load_model(folder, env, "cpu", trust).export_onnx(out)
+    finally:
+        env.close()
+    PlainConsole().print(str(out))
+
+
+def push(
+    run: RunFolder,
+    repo: Annotated[str, typer.Option(help="Repository on the Hub, as user/name; made if it is not there.")],
+    to_folder: Annotated[Path | None, typer.Option(help="Write the files here and upload nothing.")] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes of the evaluation that the model card reports.")] = 10,
+    seed: Seed = 1_000,
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that others cannot see.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,
+) -> None:
+    """Evaluate a run's best model, write its model card and upload both to the Hugging Face Hub."""
+    from sb3_td3x.publish import hub
+    from sb3_td3x.results.run_dir import RunDir
+
+    console, folder = PlainConsole(), RunDir.open(run)
+    with TemporaryDirectory() as temporary:
+        out = to_folder or Path(temporary)
+        with console.status("evaluating"):
+            hub.write(folder, out, repo, episodes, seed, trust)
+        if to_folder is None:
+            with console.status("uploading"):
+                console.print(hub.upload(out, repo, private))
+        else:
+            console.print(str(out))
+
+
+def pull(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub, as user/name.")],
+    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
+) -> None:
+    """Download a run from the Hugging Face Hub; td3x enjoy plays it without trusting its author."""
+    from sb3_td3x.publish import hub
+
+    console = PlainConsole()
+    with console.status("downloading"):
+        folder = hub.pull(repo, out)
+    console.print(str(folder.path))
+
+
+def bench(
+    batch: Annotated[int, typer.Option(help="Transitions per update.")] = 256,
+    net: Annotated[str, typer.Option(help="Hidden layers.")] = "400,300",
+    observations: Annotated[int, typer.Option(help="Numbers in an observation.")] = 22,
+    actions: Annotated[int, typer.Option(help="Numbers in an action.")] = 6,
+    critics: Annotated[int, typer.Option(help="Number of critics.")] = 2,
+    quantiles: Annotated[int, typer.Option(help="Also measure critics with this number of quantiles.")] = 1,
+    embedding_dim: Annotated[int | None, typer.Option(help="Also measure state-action embeddings of this size.")] = None,
+    buffer: Annotated[int, typer.Option(help="Transitions in the replay buffer.")] = 100_000,
+    threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="Turns of each contender.")] = 11,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    """Measure updates: TD3X's paths compared with SB3's TD3 (and SBX's, if installed). A minute or two."""
+    import torch as th
+    from stable_baselines3.common.utils import get_device
+
+    from sb3_td3x.common import files
+    from sb3_td3x.common.validation import whole
+    from sb3_td3x.runs import speed
+    from sb3_td3x.runs.experiment import require_device
+    from sb3_td3x.td3x.policies import checked_embedding_dim
+    from sb3_td3x.td3x.precision import processor
+
+    require_device(device)
+    device = get_device(device).type
+    sizes = {"batch_size": batch, "observations": observations, "actions": actions}
+    sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
+    if not all(part.strip().isdigit() for part in net.split(",")):
+        raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
+    layers = tuple(whole("net", int(part), minimum=1) for part in net.split(","))
+    numbers = {name: whole(name, value, minimum=1) for name, value in sizes.items()}
+    case = speed.Case(net_arch=layers, embedding_dim=checked_embedding_dim(embedding_dim), **numbers)
+    th.set_num_threads(whole("threads", threads, minimum=1))
+    whole("repeats", repeats, minimum=1)
+    if out is not None:
+        files.require_writable(out)
+    console = PlainConsole()
+    console.print(f"batch {batch}, net {net}, threads {threads}, {device}; compiling first …")
+    rows = speed.summary(speed.compare(case, device, repeats))
+    console.print(_table(rows))
+    if out is not None:
+        facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}
+        figures = {**facts, "threads": threads, "device": device, "case": vars(case), "rows": rows}
+        files.write(out, f"{json.dumps(figures, indent=1)}\n".encode())
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("one update")  # in a narrow terminal names are broken, numbers are not
+    for heading in ("ms", "fastest", "slowest", "times SB3", "share of floor"):
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
+    for row in rows:
+        table.add_row(
+            row["name"], f"{row['ms']:.2f}", f"{row['fastest']:.2f}", f"{row['slowest']:.2f}",
+            f"{row['times_sb3']:.2f}", f"{row['share_of_floor']:.0%}",
+        )  # fmt: skip
+    return table
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "eval": evaluate, "enjoy": enjoy, "plot": plot, "report": report, "export": export, "push": push, "pull": pull,
+    "bench": bench,
+}  # fmt: skip

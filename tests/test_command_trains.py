@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -306,6 +307,11 @@ def test_usage_errors_end_with_2():
     named = CliRunner().invoke(cli.app, ["train", "Pendulum-v1"])
     assert named.exit_code == 2
     assert "an environment is named with --env" in " ".join(named.output.replace("│", " ").split())
+
+
+def test_the_command_line_is_kept_in_the_run_without_where_it_lies(walker_run):
+    run = RunDir.open(walker_run[0])
+    assert run.command() == shlex.join(["td3x", "train", "--env", "Walker2DBulletEnv-v0", "--steps", "300", *QUICK])
 
 
 def test_no_path_of_this_machine_is_in_a_run(walker_run):

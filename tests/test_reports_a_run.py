@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from typer.testing import CliRunner
 
-from sb3_td3x import cli
 from sb3_td3x.publish import report
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
@@ -25,6 +23,7 @@ from tests.commands import FAST, called
 from tests.tools import LineEnv
 
 STEPS = 400
+COMMAND = "td3x train --env Line-v0 --steps 400 --set 'policy_kwargs.net_arch=[16,16]'"
 VIDEO = b"\0\0\0\x18ftypmp42 a very short video"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -37,7 +36,7 @@ def unfinished(tmp_path_factory):
         "Line-v0", STEPS, seed=3, overrides=(*FAST, "policy_kwargs.embedding_dim=4"), eval_freq=100, eval_episodes=2,
         save_freq=100, device="cpu", out=tmp_path_factory.mktemp("logs"),
     )  # fmt: skip
-    run = experiment.prepare(wanted)
+    run = experiment.prepare(wanted, command=COMMAND)
     experiment.train(run, [StopTrainingOnMaxEpisodes(13)])
     run.folder.video.parent.mkdir()
     run.folder.video.write_bytes(VIDEO)
@@ -107,19 +106,17 @@ class TestContent:
             root = ElementTree.fromstring(base64.b64decode(url.partition(",")[2]))  # noqa: S314  # matplotlib's
             assert root.tag.endswith("}svg")
 
-    def test_the_command_repeats_the_run(self, unfinished, page, monkeypatch, tmp_path):
-        wanted = []
-        monkeypatch.setattr(
-            experiment, "prepare", lambda one: wanted.append(one) or (_ for _ in ()).throw(ValueError("enough"))
-        )
-        program, *arguments = commands(page)[0]
-        assert program == "td3x"
-        CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path)])
-        made = experiment.Experiment.of_arguments(unfinished)
-        (one,) = wanted
-        for name in vars(made):
-            # "auto" is what the run's cpu was chosen for
-            assert name == "out" or getattr(one, name) == getattr(made, name), name
+    def test_shows_the_command_that_made_the_run(self, page):
+        assert commands(page)[0] == shlex.split(COMMAND)
+
+    @pytest.mark.parametrize("command", ["rm -rf /", "td3x train --env 'a", None, ["td3x", "train"]])
+    def test_shows_no_other_command_for_it(self, command, unfinished, tmp_path):
+        shutil.copytree(unfinished.path, tmp_path / "run")
+        run = RunDir.open(tmp_path / "run")
+        run.write_settings(run.config(), {**run.arguments(), "command": command})
+        assert "Repeat it" not in report.render(run)
+        run.write_settings(run.config(), {**run.arguments(), "command": "td3x train --env $(reboot); reboot"})
+        assert commands(report.render(run))[0] == ["td3x", "train", "--env", "$(reboot);", "reboot"]  # quoted
 
     @pytest.mark.filterwarnings("ignore:not restored exactly")  # the callback that stopped it
     def test_the_command_resumes_the_run(self, unfinished, page, tmp_path):
@@ -177,6 +174,7 @@ class TestUntrustedRuns:
             **attacks,
             "env": name,
             "overrides": [self.ATTACK],
+            "command": shlex.join(["td3x", "train", "--env", self.ATTACK]),
             "versions": {self.ATTACK: self.ATTACK},
             self.ATTACK: [1],
         }

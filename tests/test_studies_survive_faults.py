@@ -75,7 +75,6 @@ class TestWorkers:
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         assert made(runs, tmp_path, runners.local(1), leaving_a_thread)[run.name].is_finished
 
-
     def test_a_run_that_fails_says_why_in_its_outcome(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         assert made(runs, tmp_path, runners.local(1), failing)[run.name] == Outcome(run, False, "ValueError: no luck")

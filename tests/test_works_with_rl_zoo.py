@@ -55,7 +55,7 @@ def trained(folder):
     """A run of rl-zoo3 with two environments in processes of their own, and beside it one of ``td3x train``."""
     many = ["--vec-env", "subproc", "-params", "n_envs:2", SCHEDULE, "--save-replay-buffer"]
     process = start(folder, "sb3_td3x.zoo", "train", *HOPPER, *SHORT, "-n", "300", *many)
-    ours = ["--steps", "300", "--eval-freq", "100", "--eval-episodes", "2", "--no-film", "--out", str(folder / "ours")]
+    ours = ["--steps", "300", "--eval-freq", "100", "--eval-episodes", "2", "--no-video", "--out", str(folder / "ours")]
     assert CliRunner().invoke(cli.app, ["train", *HOPPER[2:], *ours]).exit_code == 0
     return folder / "logs/td3x/HopperBulletEnv-v0_1", finished(process)
 

@@ -195,7 +195,11 @@ class RunDir:
         """
         if any(self.checkpoints.glob("[!.]*_steps*")):
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
-        others = [path for path in self.path.iterdir() if path.name not in (LOCK, PRINTED) and path.name[:1] != "." and not path.name.startswith(f"{LOCK}.")]
+        others = [
+            path
+            for path in self.path.iterdir()
+            if path.name not in (LOCK, PRINTED) and path.name[:1] != "." and not path.name.startswith(f"{LOCK}.")
+        ]
         if others and not self._is_ours():
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 

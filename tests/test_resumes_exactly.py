@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -26,7 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled, precision
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, poison_generators, run_twice, seeded
@@ -154,6 +155,49 @@ class TestBitForBit:
         end = TD3X.load(tmp_path / "end.zip")
         for name, value in weights(whole).items():
             assert th.equal(value, weights(end)[name]), name
+
+
+WRAPPERS = {
+    "ClipAction": lambda env: wrappers.ClipAction(env),
+    "RescaleAction": lambda env: wrappers.RescaleAction(env, -2.0, 2.0),
+    "RescaleObservation": lambda env: wrappers.RescaleObservation(env, -1.0, 1.0),
+    "FlattenObservation": lambda env: wrappers.FlattenObservation(env),
+    "FilterObservation": lambda env: wrappers.FlattenObservation(wrappers.FilterObservation(env, ["a"])),
+    "TransformAction": lambda env: wrappers.TransformAction(env, lambda action: action / 2, env.action_space),
+    "TransformObservation": lambda env: wrappers.TransformObservation(env, lambda obs: obs / 2, env.observation_space),
+    "TransformReward": lambda env: wrappers.TransformReward(env, lambda reward: reward / 2),
+    "NormalizeObservation": wrappers.NormalizeObservation,
+    "NormalizeReward": wrappers.NormalizeReward,
+}
+
+
+@pytest.mark.filterwarnings("error:not restored exactly")
+class TestInsideEpisodesOfGymMake:
+    """Its ``PassiveEnvChecker`` compares the first steps of a process with a reset, which a resumed one does not make."""
+
+    def run_twice(self, tmp_path, monkeypatch, wrapper):
+        space = spaces.Dict({"a": spaces.Box(-10, 10, (3,)), "b": spaces.Box(-10, 10, (2,))}) if "Filter" in wrapper else None
+        entry = partial(OpenLineEnv, observation_space=space)
+        monkeypatch.setitem(gym.registry, "Open-v0", gym.envs.registration.EnvSpec("Open-v0", entry, max_episode_steps=16))
+        make = partial(gym.make, "Open-v0")
+        around = WRAPPERS.get(wrapper, lambda env: env)
+        return run_twice(tmp_path, lambda: DummyVecEnv([lambda: Monitor(EpisodeSeeds(around(make()), 7))]), save_freq=7)
+
+    @pytest.mark.parametrize("wrapper", [name for name in env_state.GYMNASIUM if hasattr(wrappers, name)])
+    def test_in_every_wrapper_whose_state_is_known(self, tmp_path, monkeypatch, wrapper):
+        whole, resumed = self.run_twice(tmp_path, monkeypatch, wrapper)
+        assert_same_run(whole, resumed)
+        assert resumed.resumptions[0]["steps"] % 16 != 0
+
+    def test_right_after_the_first_step(self, tmp_path, monkeypatch):
+        entry = gym.envs.registration.EnvSpec("Open-v0", OpenLineEnv, max_episode_steps=16)
+        monkeypatch.setitem(gym.registry, "Open-v0", entry)
+
+        def make():
+            return DummyVecEnv([lambda: Monitor(EpisodeSeeds(gym.make("Open-v0"), 7))])
+
+        whole = model(make()).learn(40, TD3XCheckpointCallback(1, tmp_path, keep_last=99))
+        assert_same_run(whole, resume_run(tmp_path, make(), checkpoint=1).learn(40, resume=True))
 
 
 @pytest.mark.filterwarnings("error:not restored exactly")

@@ -4,34 +4,36 @@ from pathlib import Path
 
 import numpy as np
 from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint, require_prefix
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable, StopTraining
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 
 
 class TD3XCheckpointCallback(CheckpointCallback):
     """
-    SB3's ``CheckpointCallback`` whose checkpoints a run can go on from, see ``save_run`` and ``resume_run``.
+    SB3's ``CheckpointCallback``, whose checkpoints a run can be resumed from, see ``save_run`` and ``resume_run``.
 
-    A save that is due waits until the run can go on from it exactly: with one environment for the end of the episode, at most
-    until the next save is due. It does not wait with several environments, whose episodes need not end together, or where
-    the environment offers its state. A run that makes its last step is saved then,
-    one that a callback ends is not: SB3 has not stored its last transition. Give it to ``learn``, after the other callbacks.
+    SB3 calls ``on_step`` before it stores the transition, so a checkpoint is made when the next rollout starts. A save that is
+    due waits until the run can be resumed exactly: with one environment for the end of the episode, at most until the next
+    save is due. It does not wait with several environments, whose episodes need not end together, or where the environment
+    offers its state. A run that makes its last step is saved then; one that a callback ends is not, because SB3 has not stored
+    its last transition. Give it to ``learn``, after the other callbacks.
 
     :param save_freq: calls between two saves: environment steps with one environment
     :param save_path: folder of the checkpoints; one run per folder
     :param name_prefix: of each checkpoint's folder
     :param save_replay_buffer: ``False`` makes small checkpoints, after which a buffer has to be filled again
-    :param save_vecnormalize: without effect, for SB3's order of arguments: the statistics are part of every checkpoint
+    :param save_vecnormalize: no effect, kept for SB3's order of arguments: the statistics are part of every checkpoint
     :param verbose: 2 prints each save
     :param keep_last: checkpoints to keep
-    :param lock: of the run's folder; a process that has lost it, because it slept for instance, saves no more
+    :param lock: of the run's folder; a process that has lost it, for example because it was suspended, saves no more
     :raises RunLockedError: if another process has the lock
-    :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; those that are there stay
+    :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; earlier checkpoints stay
     :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix as ``save_run``
     """
 
@@ -50,19 +52,22 @@ class TD3XCheckpointCallback(CheckpointCallback):
         keep_last: int = 2,
         lock: RunLock | None = None,
     ):
-        save_freq = whole("save_freq", save_freq, minimum=1)
+        save_freq = check_int("save_freq", save_freq, minimum=1)
         require_prefix(name_prefix)
         super().__init__(save_freq, str(save_path), name_prefix, save_replay_buffer, save_vecnormalize, verbose)
-        self.keep_last = whole("keep_last", keep_last, minimum=1)
+        self.keep_last = check_int("keep_last", keep_last, minimum=1)
         self.lock = lock
         self.last: Checkpoint | None = None
+        self.is_stopping = False
         self._due_at: int | None = 0  # the call since which a save is due: the first is made before the first step
         self._saved_at = -1
-        self._is_stopping = False
 
     def save_and_stop(self) -> None:
-        """Save as soon as the model is between two rollouts, and end ``learn`` there. Safe to call in a signal handler."""
-        self._is_stopping = True
+        """
+        Save before the next rollout and end ``learn`` there; with ``train_freq`` in episodes before the next step, after which
+        the run cannot be resumed exactly. Safe to call in a signal handler.
+        """
+        self.is_stopping = True
 
     def _init_callback(self) -> None:
         super()._init_callback()
@@ -76,27 +81,33 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_training_start(self) -> None:
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._saved_at, self._began_at = -1, self.model.num_timesteps
-        self._waits = self.training_env.num_envs == 1 and not env_state.is_complete(self.training_env)
+        self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:
-        if self._is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
+        if self.is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
             self._save()
-        if self._is_stopping:
+        if self.is_stopping:
             raise StopTraining
 
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0 and self._due_at is None:
             self._due_at = self.n_calls
+        if self.is_stopping and self._train_freq.unit is TrainFrequencyUnit.EPISODE and not self.locals["dones"].all():
+            self.model.stop_before_next_step()
         return True
 
     def _on_training_end(self) -> None:
-        self._is_stopping = False  # not where training starts: a signal may come while it is set up
+        self.is_stopping = False  # not where training starts: a signal may come while it is set up
         has_moved = self.model.num_timesteps > self._began_at
         if has_moved and self.model._is_stored:  # not where a callback ended training inside a step: no run's state is that
             self._save()
 
+    @property
+    def _train_freq(self) -> TrainFreq:
+        return self.model.train_freq  # type: ignore[return-value]  # since the model was set up
+
     def _is_good_moment(self, waited: int) -> bool:
-        until_next = self.model.train_freq.frequency  # type: ignore[union-attr]  # with episodes every rollout starts with one
+        until_next = self._train_freq.frequency  # with episodes every rollout starts with one
         at_start = np.all(self.model._last_episode_starts)
         return bool(not self._waits or at_start or waited + until_next >= self.save_freq)
 

@@ -25,7 +25,7 @@ from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
 from sb3_td3x.common.transitions import cut
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
@@ -38,6 +38,8 @@ MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.np
 STATE_PARTS = {"generators": dict, "env": dict, "callbacks": dict, "files": dict, "log": dict, "model": dict}
 """What the state file holds."""
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
+
+INSIDE_ROLLOUT = "the updates: training was stopped inside a rollout, after which they are due (train_freq in episodes)"
 
 version = cache(metadata.version)  # reading a package's metadata takes a millisecond
 
@@ -72,7 +74,7 @@ def save_run(
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
-    whole("keep_last", keep_last, minimum=1)
+    check_int("keep_last", keep_last, minimum=1)
     require_prefix(name_prefix)
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
@@ -121,6 +123,7 @@ def resume_run(
         env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
     with _as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest)
+        problems += [reason for reason in found.manifest["not_exact"] if reason == INSIDE_ROLLOUT]
     _saves.setdefault(model, {})[store.folder] = _Save(
         found, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
     )
@@ -207,13 +210,16 @@ def _pickled(state: dict[str, Any], folder: Path) -> bytes:
     """
     :raises CheckpointError: naming the callback or other part that cannot be saved
     """
-    callbacks = {f"callback {name}": part for name, part in state["callbacks"].items()}
-    for name, part in {**callbacks, **state}.items():
-        try:
-            safe_pickle.dumps(part)
-        except NotAllowed as error:
-            raise CheckpointError(folder, f"cannot hold the state of {name}: {error}") from error
-    return safe_pickle.dumps(state)
+    try:
+        return safe_pickle.dumps(state)
+    except NotAllowed as error:
+        callbacks = {f"callback {name}": part for name, part in state["callbacks"].items()}
+        for name, part in {**callbacks, **state}.items():
+            try:
+                safe_pickle.dumps(part)
+            except NotAllowed as named:
+                raise CheckpointError(folder, f"cannot hold the state of {name}: {named}") from named
+        raise CheckpointError(folder, f"cannot hold the state of the run: {error}") from error
 
 
 def _read_state(found: Checkpoint) -> dict[str, Any]:
@@ -317,6 +323,8 @@ def _not_exact(model: Resumable, environments: dict[str, Any], callbacks: Callba
     reasons += [_forgotten(name) for name in environments["forgets"]]
     named = callback_state.named(callbacks)
     reasons += [f"callback {name}" for name, callback in named if not callback_state.is_known(callback)]
+    if model._is_inside_rollout:
+        reasons.append(INSIDE_ROLLOUT)
     if not with_replay_buffer:
         reasons.append("the replay buffer, which is not saved")
     return reasons

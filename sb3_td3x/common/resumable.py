@@ -1,8 +1,10 @@
-"""Going on with a run: what an algorithm adds to SB3's loop so that a saved run continues and one can be stopped cleanly."""
+"""What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run be continued."""
 
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import Any, ClassVar, TypeVar
 
@@ -18,10 +20,10 @@ from sb3_td3x.common.transitions import cut
 from sb3_td3x.errors import EnvironmentDiedError
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
-
-
-TRANSIENT = ("_on_resume", "_is_stored", "_rows_stored")
+TRANSIENT = ("_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout")
 """Attributes of ``Resumable`` that belong to the process and are not saved."""
+CLOSE_SECONDS = 5.0
+"""What processes of environments have to answer and end; then they are killed."""
 
 
 class StopTraining(Exception):
@@ -34,18 +36,22 @@ class StopTraining(Exception):
 
 class Resumable(OffPolicyAlgorithm):
     """
-    An off-policy algorithm that can be stopped between two rollouts and can go on with a saved run.
+    An off-policy algorithm that can be stopped between two steps and can continue a saved run.
 
     Put before an algorithm of SB3 (``class ResumableSAC(Resumable, SAC): ...``) it makes that one resumable too.
 
-    ``resumptions`` lists where a saved run was gone on with (``steps``) and what was not restored then (``not_restored``).
+    ``resumptions`` lists where a saved run was resumed (``steps``) and what was not restored then (``not_restored``).
     """
 
     replay_buffer: ReplayBuffer
-    only_in_checkpoints: ClassVar[tuple[str, ...]] = ()  # attributes that belong to a run but not to a saved model
+    only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
+    """Attributes that belong to a run, so that checkpoints hold them, but not to a saved model."""
+
     _on_resume: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
-    _is_stored = True  # whether the environments' last step is in the replay buffer
+    _is_stored = True  # whether the last environment step is in the replay buffer
     _rows_stored = 0  # steps that this process has put into the replay buffer
+    _stops_before_next_step = False
+    _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -55,7 +61,7 @@ class Resumable(OffPolicyAlgorithm):
         """
         SB3's ``learn``.
 
-        :param resume: go on to ``total_timesteps`` in all with a model from ``resume_run``
+        :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
         """
         if resume:
             if total_timesteps < self.num_timesteps:
@@ -68,6 +74,10 @@ class Resumable(OffPolicyAlgorithm):
             kwargs["reset_num_timesteps"] = False
         return super().learn(total_timesteps, *args, **kwargs)
 
+    def stop_before_next_step(self) -> None:
+        """End ``learn`` before the next environment step, inside a rollout if need be."""
+        self._stops_before_next_step = True
+
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # no earlier: a `learn` that ends with an error before its first step can be called again
         try:
@@ -76,9 +86,12 @@ class Resumable(OffPolicyAlgorithm):
             return RolloutReturn(0, 0, continue_training=False)
         finally:
             if not self._is_stored:  # a callback, Ctrl-C or an error has ended it inside a step
-                self._last_obs = None  # the next `learn` may not go on from before it
+                self._last_obs = None  # the next `learn` must not continue from before it
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        if self._stops_before_next_step:
+            self._stops_before_next_step, self._is_inside_rollout = False, True
+            raise StopTraining
         self._is_stored = False  # the environments make their step next
         return super()._sample_action(*args, **kwargs)
 
@@ -86,7 +99,7 @@ class Resumable(OffPolicyAlgorithm):
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-        # SB3 keeps it for on-policy algorithms only; a copy, as some environments write into one array at every step
+        # SB3 keeps it for on-policy algorithms only; a copy, because some environments write into one array at every step
         self._last_episode_starts = np.array(dones)
         self._is_stored = True
         self._rows_stored += 1
@@ -100,7 +113,7 @@ class Resumable(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and self._on_resume is not None:
-            raise ValueError("a model from resume_run goes on with learn(total, ..., resume=True); to begin anew, use load")
+            raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             cut(self.replay_buffer)  # SB3 resets the environments
         noise = self.action_noise
@@ -113,6 +126,7 @@ class Resumable(OffPolicyAlgorithm):
             if self.action_noise is None:
                 self.__dict__["action_noise"] = noise
         self._is_stored = True
+        self._stops_before_next_step = self._is_inside_rollout = False
         if reset_num_timesteps:
             self.resumptions = []
         elif self._on_resume is not None:
@@ -125,19 +139,45 @@ class Resumable(OffPolicyAlgorithm):
 
 @contextmanager
 def explained_deaths(env: VecEnv | None) -> Iterator[None]:
-    """Say which environment's process has ended where SB3 would raise what its pipe raises."""
+    """Say which environments' processes have ended where SB3 would raise what its pipe raises."""
     try:
         yield
     except (EOFError, ConnectionError) as error:
         innermost = None if env is None else env.unwrapped
         if not isinstance(innermost, SubprocVecEnv):
             raise
-        # Its pipe closes a moment before it ends
-        connection.wait([process.sentinel for process in innermost.processes], timeout=1)
+        # A pipe closes a moment before its process ends, and others may end at the same time
+        sentinels = {process.sentinel: process for process in innermost.processes}
+        if connection.wait([*sentinels], timeout=5):
+            time.sleep(0.1)
+        for sentinel in connection.wait([*sentinels], timeout=0):
+            sentinels[sentinel].join(timeout=1)  # type: ignore[index]
         dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
         if not dead:
             raise
         innermost.waiting = False  # `close` would wait for answers that are read already or will not come
+        alive = [pair for pair in zip(innermost.processes, innermost.remotes, strict=True) if pair[0].is_alive()]
+        innermost.processes, innermost.remotes = [pair[0] for pair in alive], tuple(pair[1] for pair in alive)
         codes = ", ".join(map(str, dead.values()))
         how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
         raise EnvironmentDiedError(list(dead), how) from error
+
+
+def close_env(env: VecEnv) -> None:
+    """Close environments, also where a process of theirs has died; one that does not answer is killed."""
+    innermost = env.unwrapped
+    processes = innermost.processes if isinstance(innermost, SubprocVecEnv) else []
+
+    def kill() -> None:
+        for process in processes:
+            process.kill()
+
+    killer = threading.Timer(CLOSE_SECONDS, kill)
+    killer.daemon = True
+    killer.start()
+    try:
+        with suppress(EOFError, ConnectionError):
+            env.close()
+    finally:
+        killer.cancel()
+        kill()  # what is left after an error

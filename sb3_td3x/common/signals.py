@@ -1,32 +1,38 @@
-"""What asks a run to stop: Ctrl-C, and the SIGTERM of a cluster."""
+"""Signals that ask a run to stop: Ctrl-C, and the SIGTERM of a cluster."""
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+ACKNOWLEDGED = b"\nfinishing this step; Ctrl-C again aborts\n"
 
 
 @contextmanager
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """
-    The first Ctrl-C or SIGTERM calls ``stop``; a second Ctrl-C aborts.
+    The first Ctrl-C or SIGTERM calls ``stop`` and is acknowledged on stderr at once; another Ctrl-C raises KeyboardInterrupt.
 
-    In a process that a study has started, only SIGTERM counts: the terminal sends Ctrl-C to it too, and the study decides.
+    In a process that a study has started only SIGTERM counts, and says nothing: a terminal sends Ctrl-C to it too, but the
+    study decides and speaks. Outside of the main thread, which alone may handle signals, nothing changes.
     """
-    ours = [signal.SIGTERM] if multiprocessing.parent_process() else [signal.SIGTERM, signal.SIGINT]
+    is_child = multiprocessing.parent_process() is not None
 
     def receive(number: int, frame: FrameType | None) -> None:
         stop()
-        if signal.SIGINT in ours:
+        if not is_child and signal.getsignal(signal.SIGINT) is receive:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            with suppress(OSError):
+                os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice
 
-    # Only the main thread may handle signals
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, receive) for number in ours if is_main}
+    numbers = [signal.SIGTERM] if is_child else [signal.SIGTERM, signal.SIGINT]
+    previous = {number: signal.signal(number, receive) for number in numbers if is_main}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,5 +1,7 @@
 """What a run does at every evaluation: keep the best model and its normalization, write the scores, report to the caller."""
 
+import copy
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -9,9 +11,9 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_td3x.checkpoint import env_state
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.transitions import running
@@ -103,12 +105,13 @@ class Evaluation(EvalCallback):
     def _evaluate(self) -> None:
         if self.lock is not None:
             self.lock.require_ours()  # SB3 would overwrite the other process's files
-        (episodes,) = self.eval_env.env_method("get_run_state")  # of EpisodeSeeds
+        was_reset = self.last_mean_reward > -math.inf
+        before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
         frequency, self.eval_freq = self.eval_freq, 1
         try:
             super()._on_step()
         except _Interrupted:
-            self.eval_env.env_method("set_run_state", episodes)
+            env_state.set_envs(self.eval_env, before, [False] * self.eval_env.num_envs)
             self.is_due = True
             return
         finally:

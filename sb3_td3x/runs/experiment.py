@@ -22,6 +22,7 @@ from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.resumable import close_env
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import whole
 from sb3_td3x.results import scores
@@ -148,7 +149,7 @@ def resume(
         planned = _planned_steps(folder, saved)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else whole("steps", steps, minimum=1)}
         entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1), minimum=1)
-        if saved.steps >= entry["n_timesteps"]:
+        if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
             raise ValueError(
                 f"{done} of {entry['n_timesteps']:,}: --steps extends it" if steps is None
@@ -166,6 +167,14 @@ def resume(
         return Run(experiment, folder, entry, model, evaluation_env, True, lock, resources.pop_all())
 
 
+def _is_evaluated(folder: RunDir, steps: int) -> bool:
+    """Whether the evaluation after so many steps was made; a run that was stopped in its last one makes it when resumed."""
+    try:
+        return folder.scores()[0][-1] >= steps
+    except ValueError:
+        return False
+
+
 def _require_counts_of(saved: Checkpoint, n_envs: int, threads: int) -> None:
     """Compare the counts that the settings ask for with the checkpoint's, before processes and threads are started."""
     replay, machine = saved.manifest["replay"], saved.manifest.get("machine", {})
@@ -178,14 +187,8 @@ def _require_counts_of(saved: Checkpoint, n_envs: int, threads: int) -> None:
 def _opened(resources: ExitStack, experiment: Experiment, entry: dict[str, Any], stream: int, **kwargs: Any) -> VecEnv:
     """Environments that are closed with ``resources``."""
     env = open_env(experiment.env_id, experiment.seed, stream, entry, env_kwargs=experiment.env_kwargs, **kwargs)
-    resources.callback(_close, env)
+    resources.callback(close_env, env)
     return env
-
-
-def _close(env: VecEnv) -> None:
-    """Also where a process of it has died."""
-    with suppress(EOFError, ConnectionError):
-        env.close()
 
 
 def unfinished(experiment: Experiment) -> list[RunDir]:
@@ -238,7 +241,7 @@ def train(
         eval_freq=max(wanted.eval_freq // n_envs, 1),
         folder=run.folder,
         lock=run.lock,
-        is_stopping=lambda: checkpoint._is_stopping,
+        is_stopping=lambda: checkpoint.is_stopping,
         on_evaluation=partial(_after_evaluation, run.folder, on_evaluation),
     )
     save_last = partial(_save_last, run)

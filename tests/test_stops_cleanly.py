@@ -1,0 +1,127 @@
+"""A run that is asked to stop says so at once, ends after its step, and is resumed as if it had not been stopped."""
+
+import os
+import signal
+import subprocess
+import time
+from itertools import count
+
+import numpy as np
+import psutil
+import pytest
+from gymnasium.wrappers import NormalizeObservation
+from stable_baselines3.common.callbacks import ConvertCallback
+
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs.evaluation import Evaluation
+from tests.commands import FAST, start
+from tests.resuming import OpenLineEnv, assert_same_run, seeded
+from tests.tools import LineEnv, model
+
+
+class TestAnEvaluation:
+    """Two episodes of 20 steps each, after every 20 steps of training."""
+
+    def callbacks(self, folder, stop_at=None):
+        """:param stop_at: number of the look at the flag, over all evaluations, at which the run is asked to stop."""
+        saving, looks = TD3XCheckpointCallback(20, folder / "checkpoint"), count()
+
+        def is_stopping():
+            if next(looks) == stop_at:
+                saving.save_and_stop()
+            return saving.is_stopping
+
+        (folder / "Line").mkdir(parents=True, exist_ok=True)
+        evaluation = Evaluation(
+            seeded(wrapper=NormalizeObservation), eval_freq=20, n_eval_episodes=2, folder=RunDir(folder, "Line"), warn=False,
+            is_stopping=is_stopping,
+        )  # fmt: skip
+        return [evaluation, saving]
+
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    @pytest.mark.parametrize(("stop_at", "steps"), [(0, 20), (25, 20), (41, 40), (70, 40), (140, 80)])
+    def test_that_a_stop_prevents_or_interrupts_is_made_first_on_resume_with_the_same_scores(self, tmp_path, stop_at, steps):
+        whole = self.callbacks(tmp_path / "whole")
+        uninterrupted = model(seeded(), seed=1).learn(80, whole)
+        stopped = self.callbacks(tmp_path / "stopped", stop_at)
+        assert model(seeded(), seed=1).learn(80, stopped).num_timesteps == steps
+        assert stopped[0].evaluations_timesteps == [*range(20, steps, 20)]
+        resumed = self.callbacks(tmp_path / "stopped")
+        run = resume_run(tmp_path / "stopped" / "checkpoint", seeded()).learn(80, resumed, resume=True)
+        assert resumed[0].evaluations_timesteps == [20, 40, 60, 80]
+        assert resumed[0].evaluations_results == whole[0].evaluations_results
+        assert_same_run(uninterrupted, run)
+        tables = [np.loadtxt(folder / "scores.csv", delimiter=",", skiprows=1) for folder in tmp_path.iterdir()]
+        assert np.array_equal(tables[0][:, :3], tables[1][:, :3])
+
+
+class TestInsideAnEpisode:
+    """With ``train_freq`` in episodes, which may be long or endless."""
+
+    @pytest.mark.parametrize(("env", "reason"), [(LineEnv, "current episodes"), (OpenLineEnv, "inside a rollout")])
+    def test_a_run_stops_after_the_step_and_says_that_it_is_not_exact(self, tmp_path, env, reason):
+        saving = TD3XCheckpointCallback(1000, tmp_path)
+
+        def stop(local, _):
+            if local["self"].num_timesteps == 25:
+                saving.save_and_stop()
+            return True
+
+        learner = model(seeded(env), train_freq=(1, "episode"), gradient_steps=-1)
+        learner.learn(100, [ConvertCallback(stop), saving])
+        assert learner.num_timesteps == learner.replay_buffer.size() == 25
+        assert reason in str(Store(tmp_path).find().manifest["not_exact"])
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+def begun(tmp_path, env_id, *arguments):
+    """The command on one of the environments of ``stoppable``, with a file for what it prints."""
+    printed = (tmp_path / "printed").open("w+")
+    options = ["--set", FAST[0], "--set", FAST[1], "--eval-episodes", 1, "--out", tmp_path, "--no-film", *arguments]
+    process = start("train", "--env", f"tests.stoppable:{env_id}", "--steps", 10**6, *options, stdout=printed,
+                    stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    return process, lambda: (tmp_path / "printed").read_text()
+
+
+def test_a_signal_inside_an_evaluation_without_an_end_stops_the_run(tmp_path):
+    process, printed = begun(tmp_path, "Endless-v0", "--eval-freq", 100, "--set", "train_freq=[1, episode]")
+    folder = RunDir(tmp_path / "td3x" / "tests.stoppable-Endless-v0_1", "tests.stoppable:Endless-v0")
+    wait_until(lambda: Store(folder.checkpoints).holds_any(), process)  # training has begun
+    time.sleep(3)  # an evaluation has begun, which has no end
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "finishing this step; Ctrl-C again aborts" in printed(), process)
+    assert process.wait(timeout=60) == 1
+    assert Store(folder.checkpoints).find().steps >= 100
+    assert not folder.evaluations.exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_path):
+    process, printed = begun(tmp_path, "Hanging-v0", "--n-envs", 2)
+    workers = []
+
+    def hangs():
+        workers[:] = psutil.Process(process.pid).children(recursive=True)
+        return "steps on cpu" in printed() and len(workers) > 2
+
+    wait_until(hangs, process)
+    time.sleep(5)
+    os.kill(process.pid, signal.SIGINT)
+    wait_until(lambda: "finishing this step; Ctrl-C again aborts" in printed(), process)
+    time.sleep(1)
+    assert process.poll() is None, "it waits for the worker"
+    os.kill(process.pid, signal.SIGINT)
+    process.wait(timeout=60)
+    assert process.returncode != 0
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert alive == []

@@ -158,7 +158,7 @@ class TestBitForBit:
 
 
 WRAPPERS = {
-    "ClipAction": lambda env: wrappers.ClipAction(env),
+    "ClipAction": lambda env: wrappers.TransformAction(wrappers.ClipAction(env), lambda action: 2 * action, env.action_space),
     "RescaleAction": lambda env: wrappers.RescaleAction(env, -2.0, 2.0),
     "RescaleObservation": lambda env: wrappers.RescaleObservation(env, -1.0, 1.0),
     "FlattenObservation": lambda env: wrappers.FlattenObservation(env),

@@ -14,7 +14,8 @@ import pytest
 
 from tests.test_docs_and_examples_run import BLOCK, ROOT, with_few_steps
 
-NOT_IN_A_CLONE = (".*", "__pycache__", "*.egg-info", "build", "dist", "_build", "logs", "runs")
+NOT_IN_A_CLONE = (".*", "__pycache__", "*.egg-info", "_build")
+NOT_AT_ITS_ROOT = ("build", "dist", "logs", "runs")
 
 
 def files_of(package: Path) -> set[str]:
@@ -26,7 +27,12 @@ def files_of(package: Path) -> set[str]:
 def published(tmp_path_factory):
     """The sdist, and the wheel made from it, built where nothing of an earlier build can get into them."""
     folder = tmp_path_factory.mktemp("packaging")
-    clone = shutil.copytree(ROOT, folder / "clone", ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE))
+
+    def ignored(place, names):
+        patterns = (*NOT_IN_A_CLONE, *(NOT_AT_ITS_ROOT if Path(place) == ROOT else ()))
+        return shutil.ignore_patterns(*patterns)(place, names)
+
+    clone = shutil.copytree(ROOT, folder / "clone", ignore=ignored)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(clone)]
     done = subprocess.run(build, capture_output=True, text=True, env={**os.environ, "PIP_NO_INDEX": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,7 +58,9 @@ def test_the_sdist_holds_what_its_tests_and_pages_need_and_no_results(published)
         "LICENSE",
         "tests/tools.py",
         "docs/conf.py",
+        "docs/inventories/python.inv",
         "examples/minimal.py",
+        "agents/README.md",
     ):
         assert needed in names
     golden = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "golden").iterdir()}

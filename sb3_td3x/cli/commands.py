@@ -192,7 +192,7 @@ def bench(
     from sb3_td3x.common.validation import whole
     from sb3_td3x.runs import speed
     from sb3_td3x.runs.experiment import require_device
-    from sb3_td3x.td3x.policies import checked_embedding_dim
+    from sb3_td3x.td3x.policies import check_embedding_dim
     from sb3_td3x.td3x.precision import processor
 
     require_device(device)
@@ -203,7 +203,7 @@ def bench(
         raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
     layers = tuple(whole("net", int(part), minimum=1) for part in net.split(","))
     numbers = {name: whole(name, value, minimum=1) for name, value in sizes.items()}
-    case = speed.Case(net_arch=layers, embedding_dim=checked_embedding_dim(embedding_dim), **numbers)
+    case = speed.Case(net_arch=layers, embedding_dim=check_embedding_dim(embedding_dim), **numbers)
     th.set_num_threads(whole("threads", threads, minimum=1))
     whole("repeats", repeats, minimum=1)
     if out is not None:

@@ -34,6 +34,22 @@ class StopTraining(Exception):
     """
 
 
+class _WatchedCallback:
+    """A callback that keeps what its last step returned."""
+
+    result: Any = True
+
+    def __init__(self, callback: BaseCallback):
+        self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def on_step(self) -> Any:
+        self.result = self._callback.on_step()
+        return self.result
+
+
 class Resumable(OffPolicyAlgorithm):
     """
     An off-policy algorithm that can be stopped between two steps and can continue a saved run.
@@ -78,15 +94,22 @@ class Resumable(OffPolicyAlgorithm):
         """End ``learn`` before the next environment step, inside a rollout if need be."""
         self._stops_before_next_step = True
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # no earlier: a `learn` that ends with an error before its first step can be called again
+        watched = _WatchedCallback(callback)
         try:
-            return super().collect_rollouts(*args, **kwargs)
+            rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:
             if not self._is_stored:  # a callback, Ctrl-C or an error has ended it inside a step
                 self._last_obs = None  # the next `learn` must not continue from before it
+        if not rollout.continue_training and watched.result is None:
+            warnings.warn(
+                f"training ends after {self.num_timesteps} steps, because a callback returned None: return True to continue",
+                stacklevel=2,
+            )
+        return rollout
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         if self._stops_before_next_step:

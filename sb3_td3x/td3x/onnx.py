@@ -32,7 +32,6 @@ from stable_baselines3.common.vec_env import (
 from torch import nn
 
 from sb3_td3x.common import files
-from sb3_td3x.td3x.policies import copied
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
     env = model.env if env is None else env
     if isinstance(env, gym.Env):
         env = model._wrap_env(env, monitor_wrapper=False)
-    policy = copied(model.policy).cpu()
+    policy = _copy(model.policy).cpu()
     wrappers, space = ([], model.observation_space) if env is None else _wrappers(env)
     graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
     batch = _batch(space)
@@ -134,6 +133,12 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
         content.metadata_props.add(key=name, value=value)
     with files.replacing(path) as partial_path:
         partial_path.write_bytes(content.SerializeToString())
+
+
+def _copy(module: nn.Module) -> Any:
+    """A deep copy, also of networks that keep a tensor of their last pass, which torch only copies without gradient."""
+    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
+    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf})
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:

@@ -1,10 +1,9 @@
 """
-The policy: an actor, its critics and a slowly following copy of each.
+The policies: an actor, its critics, and a target network of each.
 
-The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that zips stay exchangeable.
+The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that saved models stay exchangeable.
 """
 
-import copy
 import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,6 +13,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import get_device
@@ -38,13 +38,12 @@ from sb3_td3x.td3x.sale import (
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
 OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False, "embedding_dim": None}
-"""Of the policy's arguments that SB3's does not have."""
+"""Default values of the arguments that SB3's policy does not have."""
 
 TQC_QUANTILES = 25
 """Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
 
-
-# Layers that do the same in training and in evaluation; of any other, a user's own among them, nothing is assumed
+# Layers that compute the same in training and in evaluation mode. Nothing is assumed of others, such as a user's own
 WITHOUT_MODES = {
     nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
@@ -53,13 +52,12 @@ WITHOUT_MODES = {
     EmbeddedCritic, EmbeddedQuantileCritic, Encoder, NormalizedHead, ObservationAndEmbedding, StateEncoder,
 }  # fmt: skip
 
-
 CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
     ("n_quantiles",): QuantileCritic,
     ("embedding_dim",): EmbeddedCritic,
     ("n_quantiles", "embedding_dim"): EmbeddedQuantileCritic,
 }
-"""By the arguments that they have and SB3's do not."""
+"""Classes of critics by the arguments that SB3's critics do not have."""
 
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
 else:
 
     class class_load(classmethod):
-        """A ``load`` that is meant to be called on a class. On an object, which it does not change, it warns."""
+        """A class method that loads. Called on an object, which it does not change, it warns."""
 
         def __get__(self, instance, owner=None):
             if instance is not None:
@@ -80,9 +78,9 @@ else:
 
 class TD3XPolicy(sb3.TD3Policy):
     """
-    Actor, ``n_critics`` critics and their targets, for flat observations.
+    Actor, ``n_critics`` critics and their target networks, for flat observations.
 
-    Targets start equal to their networks, receive no gradient and stay in evaluation mode. The critics start different.
+    Target networks start equal to their networks, receive no gradient and stay in evaluation mode.
 
     :param observation_space: what the actor and the critics see
     :param action_space: a bounded box; the networks work with actions scaled to [-1, 1]
@@ -93,18 +91,18 @@ class TD3XPolicy(sb3.TD3Policy):
     :param features_extractor_class: ``None`` is the class's ``default_features_extractor``
     :param features_extractor_kwargs: keyword arguments of the extractor
     :param normalize_images: divide images by 255
-    :param optimizer_class: one optimiser for the actor, one for all critics
-    :param optimizer_kwargs: keyword arguments of the optimiser, without the learning rate
+    :param optimizer_class: class of the optimizer of the actor and of the one of all critics
+    :param optimizer_kwargs: keyword arguments of the optimizer, without the learning rate
     :param n_critics: number of critics, 1 or more; the target is the smallest of their values, or the pool of their quantiles
         without the largest
     :param share_features_extractor: one extractor for actor and critics, trained by the actor's loss only.
-        Its target then moves with 2 tau, once with the actor and once with the critics
+        Its target network then moves by tau twice, once with the actor's and once with the critics'
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :param embedding_dim: numbers per state-action embedding, 2 or more, see ``embeddings.py``; ``None`` is no embeddings
-    :raises ValueError: if a number is out of its range, a switch is neither on nor off, there is no vector to normalise, or
-        embeddings are asked for with a features extractor that learns
+    :param embedding_dim: size of the state-action embeddings, 2 or more, see ``sale.py``; ``None`` is no embeddings
+    :raises ValueError: for a value outside its range, observations that networks cannot take or that have no vector to
+        normalize, or embeddings with a features extractor that learns
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -127,17 +125,17 @@ class TD3XPolicy(sb3.TD3Policy):
         normalize_observations: bool = False,
         embedding_dim: int | None = None,
     ):
-        # SB3's constructor makes the networks, so these come before it
+        # Set before SB3's constructor, which makes the networks
         self.normalize_observations = check_bool("normalize_observations", normalize_observations)
         self.n_quantiles = check_int("n_quantiles", n_quantiles, minimum=1)
-        self.embedding_dim = checked_embedding_dim(embedding_dim)
+        self.embedding_dim = check_embedding_dim(embedding_dim)
         if share_features_extractor and self.embedding_dim is not None:
             raise ValueError("actor and critics see different features with embedding_dim: leave out share_features_extractor")
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
-            checked_net_arch(net_arch),
+            check_net_arch(net_arch),
             activation_fn,
             features_extractor_class or self.default_features_extractor,
             features_extractor_kwargs,
@@ -155,7 +153,7 @@ class TD3XPolicy(sb3.TD3Policy):
             self._join_embeddings(lr_schedule(1))
 
     def _join_embeddings(self, learning_rate: float) -> None:
-        """Let the actors see what the critics see, and leave what follows to nobody's optimiser."""
+        """Give the actors the critics' encoders, and exclude the target encoders from the optimizers."""
         for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
             extractor = actor.features_extractor
             if not isinstance(critic, EmbeddedCritic) or not isinstance(extractor, ObservationAndEmbedding):
@@ -165,11 +163,11 @@ class TD3XPolicy(sb3.TD3Policy):
                 )
             extractor.slow_encoder.load_state_dict(critic.slow_encoder.state.state_dict())
         for network in (self.actor, self.critic):
-            learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-            network.optimizer = self.optimizer_class(learning, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+            trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+            network.optimizer = self.optimizer_class(trainable, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
-        """The actor, which sees an embedding beside the observation if the policy's arguments ask for that."""
+        """Make the actor, which with ``embedding_dim`` sees an embedding in addition to the observation."""
         if self.embedding_dim is not None:
             features_extractor = features_extractor or self.make_features_extractor()
             require_fixed(features_extractor)
@@ -177,20 +175,19 @@ class TD3XPolicy(sb3.TD3Policy):
         return super().make_actor(features_extractor)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
-        """The critics, of the kind that the policy's arguments ask for."""
-        own: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
+        """Make the critics, of the kind that the policy's arguments ask for."""
+        options: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
         if self.embedding_dim is not None:
             features_extractor = features_extractor or self.make_features_extractor()
             require_fixed(features_extractor)
-            own["embedding_dim"] = self.embedding_dim
-        if own:
-            critic = CRITICS[tuple(own)](**self._update_features_extractor(self.critic_kwargs, features_extractor), **own)
-        else:
-            critic = super().make_critic(features_extractor)
-        return critic.to(self.device)
+            options["embedding_dim"] = self.embedding_dim
+        if not options:
+            return super().make_critic(features_extractor)
+        arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        return CRITICS[tuple(options)](**arguments, **options).to(self.device)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """The extractor; where observations are normalised, behind one normaliser for all networks."""
+        """Make the extractor. With ``normalize_observations`` it follows one normalizer for all networks."""
         space = self.observation_space
         check_observation_space(space, self.features_extractor_class)
         if self.features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
@@ -208,7 +205,7 @@ class TD3XPolicy(sb3.TD3Policy):
 
     @property
     def normalizer(self) -> ObservationNormalizer:
-        """What ``normalize_observations`` adds."""
+        """The module that ``normalize_observations`` adds."""
         extractor: Any = self.actor.features_extractor
         normalizes: Any = extractor.extractor if isinstance(extractor, ObservationAndEmbedding) else extractor
         return normalizes.normalizer
@@ -219,22 +216,24 @@ class TD3XPolicy(sb3.TD3Policy):
         return np.minimum(np.maximum(actions, bounds.low), bounds.high)  # type: ignore[attr-defined]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        # SB3's policy can then still read what only has SB3's networks
-        own = {name: value for name, default in OWN_DEFAULTS.items() if (value := getattr(self, name)) != default}
-        return {**super()._get_constructor_parameters(), **own}
+        # Default values are left out, so that SB3's policy can read a file with SB3's networks
+        changed = {name: value for name, default in OWN_DEFAULTS.items() if (value := getattr(self, name)) != default}
+        return {**super()._get_constructor_parameters(), **changed}
 
     def look_for_modes(self) -> None:
-        """Find out whether any layer works differently in training; only then is there a mode to switch at every step."""
+        """Find out whether any layer works differently in training, so that the mode has to be switched at every step."""
         modules = (*self.actor.modules(), *self.critic.modules())
         # A hook may look at the mode, as that of torch's `spectral_norm` does
-        self.has_modes = any(type(one) not in WITHOUT_MODES or one._forward_pre_hooks or one._forward_hooks for one in modules)
+        self.has_modes = any(
+            type(module) not in WITHOUT_MODES or module._forward_pre_hooks or module._forward_hooks for module in modules
+        )
 
     def set_training_mode(self, mode: bool) -> None:
         """
-        Switch actor and critics to training or evaluation; the targets stay in evaluation.
+        Switch actor and critics to training or evaluation mode; the target networks stay in evaluation mode.
 
         SB3 walks over every module, twice per environment step. Networks in which no layer depends on the mode
-        stay in evaluation here.
+        stay in evaluation mode here.
         """
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
@@ -275,7 +274,14 @@ class MultiInputPolicy(TD3XPolicy):
     default_features_extractor = CombinedExtractor
 
 
-# A zip of SB3's TD3 names SB3's classes; their parameters are the same, so ours take their place.
+def name_for(space: spaces.Space) -> str:
+    """The name of the policy for these observations."""
+    if isinstance(space, spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
+
+
+# Models saved by SB3's TD3 name SB3's classes. The classes above have the same parameters and take their place
 FROM_SB3: dict[type, type[TD3XPolicy]] = {
     sb3.TD3Policy: TD3XPolicy,
     sb3.CnnPolicy: CnnPolicy,
@@ -285,71 +291,115 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
 
 def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
     """
-    What a zip names as its policy's class: SB3's where its networks are the same, so that SB3 reads the zip where this
+    The policy class that a saved model names: SB3's where its networks are the same, so that SB3 can read the file where this
     package is not installed.
     """
-    theirs = {ours: sb3_class for sb3_class, ours in FROM_SB3.items()}
-    fits = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
-    return theirs.get(policy_class, policy_class) if fits else policy_class
+    sb3_classes = {own_class: sb3_class for sb3_class, own_class in FROM_SB3.items()}
+    has_same_networks = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
+    return sb3_classes.get(policy_class, policy_class) if has_same_networks else policy_class
 
 
-def chosen_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
-    """The number of quantiles: ``"auto"`` is the paper's 25, and 1 for policies that only have scalar critics."""
+def choose_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
+    """The number of quantiles: ``"auto"`` is the paper's 25, or 1 for policies that only have scalar critics."""
     if request != AUTO:
         return int(request)
     return TQC_QUANTILES if _takes_quantiles(policy_class) else 1
 
 
 def _takes_quantiles(policy_class: type[BasePolicy]) -> bool:
-    taken = inspect.signature(policy_class).parameters
-    passes_on = issubclass(policy_class, TD3XPolicy) and any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    return "n_quantiles" in taken or passes_on
+    parameters, passes_on = _parameters(policy_class)
+    return "n_quantiles" in parameters or (passes_on and issubclass(policy_class, TD3XPolicy))
 
 
-def arguments(policy_class: type[BasePolicy], given: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
+def _parameters(policy_class: type[BasePolicy]) -> tuple[list[str], bool]:
+    """The names of a policy's arguments, and whether it takes any others too."""
+    parameters = inspect.signature(policy_class).parameters
+    return list(parameters), any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
     """
-    A policy's keyword arguments: those the user has given, and the number of quantiles if there are several.
+    Check the keyword arguments of a policy as far as that needs no spaces.
 
-    Those of the optimiser are Python's numbers: torch writes others into a file that it does not read.
-
-    :raises ValueError: for a class of policies that cannot have quantile critics, or what is no class where one is needed
+    :return: the arguments, with the number of quantiles if there are several, and with Python's numbers in place of numpy's in
+        those of the optimizer: torch would write numpy's into a file that it does not read
+    :raises ValueError: for an argument that the policy does not take or an invalid value, or for quantiles with a class of
+        policies that only has scalar critics
     """
-    if not isinstance(given, dict):
-        raise ValueError(f"policy_kwargs must be a dict, not {given!r}")
-    if "n_quantiles" in given:
+    if not isinstance(policy_kwargs, dict):
+        raise ValueError(f"policy_kwargs must be a dict, not {policy_kwargs!r}")
+    if "n_quantiles" in policy_kwargs:
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
-    for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
-        is_made = isinstance(given.get(name), nn.Module)  # which could be called, but with tensors
-        if is_made or (not callable(given.get(name, dict)) and given[name] is not None):
-            raise ValueError(f"{name} in policy_kwargs must be a class, not {given[name]!r}")
-    if given.get("optimizer_kwargs"):
-        given = {**given, "optimizer_kwargs": _pythons(given["optimizer_kwargs"])}
+    _check_names_and_classes(policy_class, policy_kwargs)
+    if issubclass(policy_class, TD3XPolicy):
+        check_bool("normalize_observations", policy_kwargs.get("normalize_observations", False))
+        check_net_arch(policy_kwargs.get("net_arch"))
+        check_embedding_dim(policy_kwargs.get("embedding_dim"))
+    if policy_kwargs.get("optimizer_kwargs"):
+        policy_kwargs = {**policy_kwargs, "optimizer_kwargs": _to_python(policy_kwargs["optimizer_kwargs"])}
     if n_quantiles == 1:
-        return given
+        return policy_kwargs
     if not _takes_quantiles(policy_class):
         raise ValueError(
             f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
             "derive it from TD3XPolicy and let it take n_quantiles"
         )
-    return {**given, "n_quantiles": n_quantiles}
+    return {**policy_kwargs, "n_quantiles": n_quantiles}
 
 
-def require_known(policy_class: type[BasePolicy], given: dict[str, Any]) -> None:
-    """
-    What can be said of a policy's keyword arguments before there are spaces.
-
-    :raises ValueError: for one that no class of the policy takes, or a switch that is neither on nor off
-    """
-    known = {name for cls in policy_class.__mro__ for name in inspect.signature(cls).parameters}
-    for name, value in given.items():
-        if name not in known:
+def _check_names_and_classes(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any]) -> None:
+    known, takes_others = _parameters(policy_class)
+    for name in policy_kwargs:
+        if name not in known and not takes_others:
             raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
-        if isinstance(OWN_DEFAULTS.get(name), bool):
-            check_bool(name, value)
-        if name == "net_arch" and issubclass(policy_class, TD3XPolicy):
-            checked_net_arch(value)
-        if name == "embedding_dim" and issubclass(policy_class, TD3XPolicy):
-            checked_embedding_dim(value)
+    for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
+        value = policy_kwargs.get(name)
+        # A module could be called too, but with tensors
+        if value is not None and (isinstance(value, nn.Module) or not callable(value)):
+            raise ValueError(f"{name} in policy_kwargs must be a class, not {value!r}")
+
+
+def _to_python(value: Any) -> Any:
+    """``value`` with Python's numbers in place of numpy's, at any depth."""
+    if isinstance(value, dict):
+        return {key: _to_python(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_to_python, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_net_arch(net_arch: Any) -> Any:
+    """
+    Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice.
+
+    :raises ValueError: for anything else, or a size below 1
+    """
+    if net_arch is None:
+        return None
+    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
+        return {network: check_net_arch(sizes or []) for network, sizes in net_arch.items()}
+    if not isinstance(net_arch, (list, tuple)):
+        raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
+    return [check_int("a size in net_arch", size, minimum=1) for size in net_arch]
+
+
+def check_embedding_dim(dim: Any) -> int | None:
+    """``None``, or an integer of 2 or more: a single number would be normalized to 1 or -1."""
+    return None if dim is None else check_int("embedding_dim", dim, minimum=2)
+
+
+def require_fit(policy: BasePolicy, n_quantiles: int, buffer: ReplayBuffer) -> None:
+    """
+    :raises ValueError: if the critics have another number of quantiles, or for embeddings, which predict the next state, with a
+        replay buffer that gives a later one
+    """
+    if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
+        raise ValueError(
+            f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
+            "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
+        )
+    if isinstance(policy.critic, EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
+        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
 
 
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
@@ -377,63 +427,3 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
             f"{key!r} in the observations, {shown}, {problem}: wrap the environment with "
             "gymnasium.wrappers.FlattenObservation, which makes one vector of the observation, and use MlpPolicy"
         )
-
-
-def checked_embedding_dim(dim: Any) -> int | None:
-    """
-    :raises ValueError: for what is neither ``None`` nor a whole number of 2 or more: a normalised single number is 1 or -1
-    """
-    return None if dim is None else check_int("embedding_dim", dim, minimum=2)
-
-
-def require_one_step(policy: BasePolicy, buffer: ReplayBuffer) -> None:
-    """
-    :raises ValueError: for embeddings, which predict the next state, with a buffer that gives a later one
-    """
-    if isinstance(policy.critic, EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
-        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
-
-
-def checked_net_arch(net_arch: Any) -> Any:
-    """
-    Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice.
-
-    :raises ValueError: for what is neither, or a size below 1
-    """
-    if net_arch is None:
-        return None
-    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
-        return {network: checked_net_arch(sizes or []) for network, sizes in net_arch.items()}
-    if not isinstance(net_arch, (list, tuple)):
-        raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
-    return [check_int("a size in net_arch", size, minimum=1) for size in net_arch]
-
-
-def require_quantiles(policy: BasePolicy, n_quantiles: int) -> None:
-    """
-    :raises ValueError: if the policy's critics have another number of them
-    """
-    if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
-        raise ValueError(
-            f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
-            "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
-        )
-
-
-def _pythons(value: Any) -> Any:
-    """``value`` with Python's numbers in place of numpy's, also inside."""
-    if isinstance(value, dict):
-        return {key: _pythons(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_pythons, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> Any:
-    """
-    A deep copy of networks, also of those that keep a tensor of their last pass, which torch copies only without gradient.
-
-    :param memo: what stands for an object in the copy, by its ``id``
-    """
-    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
-    return copy.deepcopy(module, {**{id(one): one.detach() for one in kept if not one.is_leaf}, **(memo or {})})

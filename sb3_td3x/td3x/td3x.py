@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
@@ -22,13 +24,12 @@ from stable_baselines3.common.type_aliases import (
     GymEnv,
     MaybeCallback,
     ReplayBufferSamples,
-    RolloutReturn,
     Schedule,
     TensorDict,
     TrainFrequencyUnit,
 )
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
@@ -77,50 +78,35 @@ def _running_statistics_of(name: str) -> Any:
     return property(lambda model: get_parameters_by_name(getattr(model.policy, name), ["running_"]))
 
 
-class _WatchedCallback:
-    """A callback of which it is kept what its last step returned."""
-
-    result: Any = True
-
-    def __init__(self, callback: BaseCallback):
-        self._callback = callback
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._callback, name)
-
-    def on_step(self) -> Any:
-        self.result = self._callback.on_step()
-        return self.result
-
-
 class TD3X(Resumable, OffPolicyAlgorithm):
     """
-    Twin Delayed DDPG (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) for Stable-Baselines3.
+    Twin Delayed DDPG (TD3, Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) with quantile critics by default;
+    ``n_quantiles=1`` is standard TD3.
 
-    Keywords, order and meaning are those of SB3's ``TD3``; of their defaults only those of ``learning_starts`` and
-    ``action_noise`` differ. The critics have quantiles; ``n_quantiles=1`` is SB3's critic. Values are checked when the
-    model is built or loaded and where an attribute is set; a whole number may be given as a float (``1e6``).
+    Keywords, their order and meaning are those of SB3's ``TD3``, and so are the default values, except for ``learning_starts``
+    and ``action_noise``. A whole number may be given as a float (``1e6``). Attributes may be edited at any time; an edit is
+    checked, and takes effect, at the next ``learn`` or series of updates.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
-    :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions a bounded ``Box``
-    :param learning_rate: of both optimisers: a number, or a function of the remaining progress (1 to 0)
+    :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions are a bounded ``Box``
+    :param learning_rate: of all optimizers: a number, or a function of the remaining progress (1 to 0)
     :param buffer_size: transitions kept in the replay buffer, over all environments; the oldest are overwritten
     :param learning_starts: environment steps with random actions before the actor acts and training starts.
-        ``"auto"`` is 2 % of the steps asked for in ``learn``, at least 100 and at most 10,000
+        ``"auto"`` is 2 % of the steps of the first ``learn``, at least 100 and at most 10,000
     :param batch_size: transitions per update
-    :param tau: step of the targets towards their networks, in [0, 1], with every actor update
+    :param tau: step size of the target networks towards their networks, in [0, 1], at every actor update
     :param gamma: discount factor, in [0, 1]
     :param train_freq: train after this many steps, or ``(n, "step")``, or ``(n, "episode")`` with one environment
     :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
-    :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action
-        space scaled to [-1, 1]; ``(first, last, steps)`` falls (or grows) from first to last over so many environment
-        steps; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
-    :param replay_buffer_class: ``None`` chooses by ``n_steps`` and the observation space
+    :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action space scaled to
+        [-1, 1]; ``(first, last, steps)`` goes linearly from first to last over that many environment steps; an SB3
+        ``ActionNoise`` is used as it is; ``None`` is no noise
+    :param replay_buffer_class: ``None`` chooses by ``n_steps``, ``prioritization`` and the observation space
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: store each observation once; needs
         ``replay_buffer_kwargs={"handle_timeout_termination": False}`` (SB3 issue #934)
-    :param n_steps: steps summed in the return before the target network's value; not for Dict observations
-    :param policy_delay: critic updates per update of the actor and the targets
+    :param n_steps: rewards summed before the target network's value; not for Dict observations
+    :param policy_delay: critic updates per update of the actor and the target networks
     :param target_policy_noise: standard deviation of the target smoothing noise, scaled action space
     :param target_noise_clip: largest absolute value of that noise
     :param stats_window_size: episodes in the logged averages
@@ -128,24 +114,23 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param policy_kwargs: keyword arguments of the policy, see ``TD3XPolicy``
     :param verbose: 0 no output, 1 information, 2 debug messages
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
-    :param device: ``"auto"`` is CUDA where there is one, else the CPU. Not tested on a GPU yet
+    :param device: ``"auto"`` is CUDA where there is one, else the CPU
     :param _init_setup_model: build the networks now; only ``load`` turns this off
-    :param accelerate: how updates are made: ``"plain"``, ``"compiled"``, or ``"auto"``, which chooses
-        when a run starts and says why. All make the same updates up to rounding
-    :param precision: ``"bf16"`` multiplies the hidden layers' matrices in bfloat16 during updates; all else is float32
-    :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics
-        (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, and
-        1 for a policy class that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
-    :param top_quantiles_to_drop_per_net: of the target critics' pooled quantiles, how many of the largest are left out
-        for each critic: 0 to ``n_quantiles`` - 1. The more, the lower the targets. Without effect with one quantile
-    :param qf_learning_rate: of the critics' optimiser, as ``learning_rate``, which is the actor's alone then; ``None`` is
-        ``learning_rate``
-    :param max_grad_norm: largest 2-norm of the actor's gradient, and of all critics' (and the encoder's) together; longer
-        ones are scaled down to it. ``None`` is no bound
-    :param prioritization: ``"lap"`` draws transitions more often whose error was large (Fujimoto et al. 2020,
+    :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which compiles them in long
+        runs. All make the same updates up to rounding
+    :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates; all else is float32
+    :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics (Kuznetsov et al. 2020,
+        https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, or 1 for a policy class
+        that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
+    :param top_quantiles_to_drop_per_net: how many of the largest of the target critics' pooled quantiles are left out, for
+        each critic: 0 to ``n_quantiles`` - 1. The more, the lower the targets. Without effect with one quantile
+    :param qf_learning_rate: learning rate of the critics, and of the encoder. Defaults to ``learning_rate``
+    :param max_grad_norm: largest 2-norm of the actor's gradient, and of the gradient of all critics (and the encoder)
+        together; longer ones are scaled down to it. ``None`` is no bound
+    :param prioritization: ``"lap"`` samples transitions with large errors more often (Fujimoto et al. 2020,
         https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
-        Scalar critics then have Huber loss
-    :raises ValueError: for a value outside its range, or an environment that needs another policy
+        Scalar critics then have the Huber loss
+    :raises ValueError: for a value outside its range, or an environment that needs another policy or a wrapper
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """
 
@@ -203,16 +188,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         prioritization: Literal["lap"] | None = None,
     ):
         super().__init__(
-            policy,
-            env,
-            learning_rate,
-            buffer_size,
-            learning_starts,
-            batch_size,
-            tau,
-            gamma,
-            train_freq,
-            gradient_steps,
+            policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma, train_freq, gradient_steps,
             action_noise=action_noise,
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
@@ -220,14 +196,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             n_steps=n_steps,
             policy_kwargs=policy_kwargs,
             stats_window_size=check_int("stats_window_size", stats_window_size, minimum=1),
-            tensorboard_log=tensorboard_log,
-            verbose=verbose,
-            device=device,
-            seed=seed,
-            sde_support=False,
-            supported_action_spaces=(spaces.Box,),
-            support_multi_env=True,
-        )
+            tensorboard_log=tensorboard_log, verbose=verbose, device=device, seed=seed,
+            sde_support=False, supported_action_spaces=(spaces.Box,), support_multi_env=True,
+        )  # fmt: skip
         self.policy_delay = policy_delay
         self.target_policy_noise = target_policy_noise
         self.target_noise_clip = target_noise_clip
@@ -245,6 +216,22 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if _init_setup_model:
             self._setup_model()
             choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
+
+    @classmethod
+    def from_preset(cls: type[SelfTD3X], env: GymEnv | str, preset: str = "default", **changes: Any) -> SelfTD3X:
+        """
+        Make a model with the hyperparameters of a preset, as ``td3x train`` does.
+
+        :param env: a registered name, for which the environments that the preset asks for are made (``n_envs``,
+            ``env_wrapper``, ``normalize``), or an environment or ``VecEnv``, which is used as it is. The name, or the ``spec``
+            of the environment, chooses the preset's entry
+        :param preset: the name of a preset, or the path of a YAML file of entries by environment
+        :param changes: keyword arguments of ``TD3X``, and the preset's keys ``policy``, ``n_envs``, ``env_wrapper`` and
+            ``normalize``, which replace the values of the preset
+        :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
+            normalization that the preset asks for
+        """
+        return cls(**preset_arguments(env, preset, changes))
 
     # The networks are looked up in the policy, so that they stay right when it is replaced
     actor: Actor = _in_policy("actor")
@@ -287,12 +274,11 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         exploration.check_action_bounds(self.action_space)  # type: ignore[arg-type]
         self._choose_classes()
         self.action_noise = self.action_noise  # resolved, now that a loaded model has its action space too
-        given = self.policy_kwargs
-        self.policy_kwargs = policies.arguments(self.policy_class, given, self.n_quantiles)
+        policy_kwargs = self.policy_kwargs
+        self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
-        self.policy_kwargs = given
-        policies.require_quantiles(self.policy, self.n_quantiles)
-        policies.require_one_step(self.policy, self.replay_buffer)
+        self.policy_kwargs = policy_kwargs
+        policies.require_fit(self.policy, self.n_quantiles, self.replay_buffer)
         if self.n_steps > 1:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
         self._checked_settings = [getattr(self, name) for name in CHECKS]
@@ -301,7 +287,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
         self._check_settings()
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
-        request, self.n_quantiles = self.n_quantiles, policies.chosen_quantiles(self.n_quantiles, self.policy_class)
+        request, self.n_quantiles = self.n_quantiles, policies.choose_quantiles(self.n_quantiles, self.policy_class)
         if request != self.n_quantiles == 1 and self.verbose:
             print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
         check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
@@ -332,7 +318,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             transitions.require_as_built(name, getattr(self, name), built[name])
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        policies.require_quantiles(self.policy, self.n_quantiles)
+        policies.require_fit(self.policy, self.n_quantiles, self.replay_buffer)
         check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         if self.learning_rate != built["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
@@ -373,14 +359,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             log_interval = check_int("log_interval", log_interval, minimum=1)
         with explained_deaths(self.env):
             return super().learn(
-                total_timesteps,
-                callback,
-                log_interval,
-                tb_log_name,
-                reset_num_timesteps=reset_num_timesteps,
-                progress_bar=progress_bar,
-                resume=resume,
-            )
+                total_timesteps, callback, log_interval, tb_log_name,
+                reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
+            )  # fmt: skip
 
     def _setup_learn(
         self,
@@ -425,16 +406,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """Not below 0, as it is in SB3 when the last rollout goes past the end: a schedule may be negative there."""
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
-
-    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
-        watched = _WatchedCallback(callback)
-        rollout = super().collect_rollouts(env, watched, *args, **kwargs)
-        if not rollout.continue_training and watched.result is None:
-            warnings.warn(
-                f"training ends after {self.num_timesteps} steps, because a callback returned None: return True to continue",
-                stacklevel=2,
-            )
-        return rollout
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -739,6 +710,37 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.replay_buffer.env = self.env
 
 
+def preset_arguments(env: GymEnv | str, preset: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of the model that ``TD3X.from_preset`` makes, with its environments and its policy."""
+    from sb3_td3x import presets
+
+    specs = [None] if isinstance(env, str) else env.get_attr("spec") if isinstance(env, VecEnv) else [env.spec]
+    env_id = env if isinstance(env, str) else "" if specs[0] is None else specs[0].id
+    entry = {**presets.load(preset, env_id), **{name: changes[name] for name in presets.RUN_KEYS if name in changes}}
+    gamma = changes.get("gamma", entry.get("gamma", 0.99))
+    if isinstance(env, str):
+        wrapper = partial(presets.wrap, wrapper=entry.get("env_wrapper"))
+        env = presets.normalize(
+            make_vec_env(env, entry.get("n_envs", 1), wrapper_class=wrapper), entry.get("normalize"), gamma
+        )
+    else:
+        env = OffPolicyAlgorithm._wrap_env(env)
+        for name, _ in presets.wrappers(entry.get("env_wrapper")):
+            if not all(env.env_is_wrapped(presets.known_class("env_wrapper", name))):
+                raise ValueError(
+                    f"the preset asks for the wrapper {name}: put it around the environment, or set env_wrapper=None"
+                )
+        if entry.get("normalize") and unwrap_vec_normalize(env) is None:
+            raise ValueError("the preset asks for VecNormalize: put it around the environment, or set normalize=False")
+    arguments = presets.model_arguments(entry, env.action_space.shape or ())
+    if env.num_envs > 1:
+        arguments["gradient_steps"] = -1  # one update per environment step, as with one environment
+    if entry["policy"] == "MlpPolicy" and "policy" not in changes:
+        entry["policy"] = policies.name_for(env.observation_space)
+    own = {name: value for name, value in changes.items() if name not in presets.RUN_KEYS}
+    return {"policy": entry["policy"], "env": env, **arguments, **own}
+
+
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:
     """
     Check all arguments of ``TD3X`` that do not depend on an environment, before one is made.
@@ -747,4 +749,4 @@ def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:
     """
     model = TD3X(policy, None, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model._choose_classes()
-    policies.require_known(model.policy_class, policies.arguments(model.policy_class, model.policy_kwargs, model.n_quantiles))
+    policies.check_policy_kwargs(model.policy_class, model.policy_kwargs, model.n_quantiles)

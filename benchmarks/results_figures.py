@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
-from sb3_td3x.results.plots import interquartile_mean
 from speed_figures import BENCH
+
+from sb3_td3x.results.plots import interquartile_mean
 
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {

@@ -7,6 +7,7 @@ this module does not import torch: a wrong setting is reported at once.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -303,6 +304,28 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
         return normalized
     # SB3 would transpose images outside of it, and store them as they were (its issue #819)
     return VecNormalize(BaseAlgorithm._wrap_env(env, monitor_wrapper=False), training=training, **arguments)
+
+
+def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
+    """Make the environments that an entry asks for, in this process: ``n_envs`` of them, wrapped and normalized."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    wrapper = partial(wrap, wrapper=entry.get("env_wrapper"))
+    env = make_vec_env(env_id, entry.get("n_envs", 1), wrapper_class=wrapper)
+    return normalize(env, entry.get("normalize"), entry.get("gamma", 0.99))
+
+
+def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: if an environment made elsewhere lacks a wrapper or the normalization that an entry asks for
+    """
+    from stable_baselines3.common.vec_env import unwrap_vec_normalize
+
+    for name, _ in _wrappers(entry.get("env_wrapper")):
+        if not all(env.env_is_wrapped(known_class("env_wrapper", name))):
+            raise ValueError(f"the preset asks for the wrapper {name}: put it around the environment, or set env_wrapper=None")
+    if check_normalize(entry.get("normalize")) and unwrap_vec_normalize(env) is None:
+        raise ValueError("the preset asks for VecNormalize: put it around the environment, or set normalize=False")
 
 
 def parse(text: str) -> Any:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import presets
@@ -31,6 +29,7 @@ from sb3_td3x.runs import settings
 from sb3_td3x.runs.environments import EVALUATION, TRAINING, open_env
 from sb3_td3x.runs.evaluation import AtTheEnd, Evaluation, save_normalization
 from sb3_td3x.runs.settings import Experiment
+from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments
 
 
@@ -83,7 +82,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
         settings.require_continuous(experiment.env_id, evaluation_env.action_space)
         if entry["policy"] == "MlpPolicy" and not experiment.chooses_policy:
-            entry["policy"] = _policy_for(evaluation_env.observation_space)
+            entry["policy"] = policies.name_for(evaluation_env.observation_space)
         folder = RunDir.create(experiment.out, experiment.env_id) if path is None else RunDir.at(path, experiment.env_id)
         written = resources.enter_context(ExitStack())
         written.callback(_remove, folder, path is None)
@@ -108,12 +107,6 @@ def _remove(folder: RunDir, is_new: bool) -> None:
     with suppress(OSError):
         if is_new:
             folder.path.rmdir()
-
-
-def _policy_for(space: spaces.Space) -> str:
-    if isinstance(space, spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
 
 
 def resume(

@@ -390,8 +390,8 @@ def check_embedding_dim(dim: Any) -> int | None:
 
 def require_fit(policy: BasePolicy, n_quantiles: int, buffer: ReplayBuffer) -> None:
     """
-    :raises ValueError: if the critics have another number of quantiles, or for embeddings, which predict the next state, with a
-        replay buffer that gives a later one
+    :raises ValueError: if the critics have another number of quantiles, or for embeddings, which predict the next state, with
+        a replay buffer that gives a later one
     """
     if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
         raise ValueError(

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
@@ -29,10 +27,11 @@ from stable_baselines3.common.type_aliases import (
     TrainFrequencyUnit,
 )
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
+from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions
 from sb3_td3x.common.resumable import Resumable, explained_deaths
 from sb3_td3x.common.validation import (
@@ -231,7 +230,20 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
             normalization that the preset asks for
         """
-        return cls(**preset_arguments(env, preset, changes))
+        policy = changes.pop("policy", None)
+        spec = None if isinstance(env, str) else env.get_attr("spec")[0] if isinstance(env, VecEnv) else env.spec
+        entry = presets.load(preset, env if isinstance(env, str) else "" if spec is None else spec.id)
+        entry.update({name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes})
+        if isinstance(env, str):
+            vec_env = presets.make_env(env, entry)
+        else:
+            presets.require_wrapped(vec_env := cls._wrap_env(env), entry)
+        arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
+        if vec_env.num_envs > 1:
+            arguments["gradient_steps"] = -1  # one update per environment step, as with one environment
+        if entry["policy"] == "MlpPolicy" and policy is None:
+            policy = policies.name_for(vec_env.observation_space)
+        return cls(policy or entry["policy"], vec_env, **{**arguments, **changes})
 
     # The networks are looked up in the policy, so that they stay right when it is replaced
     actor: Actor = _in_policy("actor")
@@ -708,37 +720,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.env = None  # SB3 copies its statistics, which `predict` and `train` need, but not what it wraps
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env
-
-
-def preset_arguments(env: GymEnv | str, preset: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of the model that ``TD3X.from_preset`` makes, with its environments and its policy."""
-    from sb3_td3x import presets
-
-    specs = [None] if isinstance(env, str) else env.get_attr("spec") if isinstance(env, VecEnv) else [env.spec]
-    env_id = env if isinstance(env, str) else "" if specs[0] is None else specs[0].id
-    entry = {**presets.load(preset, env_id), **{name: changes[name] for name in presets.RUN_KEYS if name in changes}}
-    gamma = changes.get("gamma", entry.get("gamma", 0.99))
-    if isinstance(env, str):
-        wrapper = partial(presets.wrap, wrapper=entry.get("env_wrapper"))
-        env = presets.normalize(
-            make_vec_env(env, entry.get("n_envs", 1), wrapper_class=wrapper), entry.get("normalize"), gamma
-        )
-    else:
-        env = OffPolicyAlgorithm._wrap_env(env)
-        for name, _ in presets.wrappers(entry.get("env_wrapper")):
-            if not all(env.env_is_wrapped(presets.known_class("env_wrapper", name))):
-                raise ValueError(
-                    f"the preset asks for the wrapper {name}: put it around the environment, or set env_wrapper=None"
-                )
-        if entry.get("normalize") and unwrap_vec_normalize(env) is None:
-            raise ValueError("the preset asks for VecNormalize: put it around the environment, or set normalize=False")
-    arguments = presets.model_arguments(entry, env.action_space.shape or ())
-    if env.num_envs > 1:
-        arguments["gradient_steps"] = -1  # one update per environment step, as with one environment
-    if entry["policy"] == "MlpPolicy" and "policy" not in changes:
-        entry["policy"] = policies.name_for(env.observation_space)
-    own = {name: value for name, value in changes.items() if name not in presets.RUN_KEYS}
-    return {"policy": entry["policy"], "env": env, **arguments, **own}
 
 
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:

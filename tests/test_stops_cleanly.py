@@ -87,7 +87,7 @@ def wait_until(condition, process):
 def begun(tmp_path, env_id, *arguments):
     """The command on one of the environments of ``stoppable``, with a file for what it prints."""
     printed = (tmp_path / "printed").open("w+")
-    options = ["--set", FAST[0], "--set", FAST[1], "--eval-episodes", 1, "--out", tmp_path, "--no-film", *arguments]
+    options = ["--set", FAST[0], "--set", FAST[1], "--eval-episodes", 1, "--out", tmp_path, "--no-video", *arguments]
     process = start("train", "--env", f"tests.stoppable:{env_id}", "--steps", 10**6, *options, stdout=printed,
                     stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
     return process, lambda: (tmp_path / "printed").read_text()

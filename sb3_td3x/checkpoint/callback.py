@@ -80,6 +80,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
 
     def _on_training_start(self) -> None:
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
+        self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
         self._saved_at, self._began_at = -1, self.model.num_timesteps
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
@@ -121,7 +122,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self.last = save_run(
             self.model,
             self.save_path,
-            self.locals["callback"],
+            self._callbacks,
             keep_last=self.keep_last,
             name_prefix=self.name_prefix,
             with_replay_buffer=self.save_replay_buffer,

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import environments, play
+from sb3_td3x.runs import play
 
 AGENTS = Path(__file__).parent.parent / "agents"
 SEED = 1_000
@@ -54,13 +53,14 @@ def write(run: RunDir, out: Path, episodes: int) -> str:
     """:return: the agent's line of the table"""
     agent = RunDir(out / run.env_id, run.env_id)
     shutil.rmtree(agent.path, ignore_errors=True)
-    agent.settings.mkdir(parents=True)
-    for source in (run.args_file, run.config_file):
-        shutil.copyfile(source, agent.settings / source.name)
+    agent.path.mkdir(parents=True)
+    arguments = {name: value for name, value in run.arguments().items() if name != "command"}  # it may name private folders
+    agent.write_settings(run.config(), arguments)
     for name in ("scores.csv", "evaluations.npz"):
         shutil.copyfile(run.path / name, agent.path / name)
-    environments.require_registered(run.env_id)
-    env = make_vec_env(run.env_id)
+    if (statistics := run.model_normalization()) is not None:
+        shutil.copyfile(statistics, agent.normalization)
+    env = play.open_evaluation_env(run, seed=0)
     actor_only(run.best_model, env).save(agent.best_model)
     env.close()
     returns = play.evaluate(agent, episodes, SEED, "cpu")
@@ -68,7 +68,6 @@ def write(run: RunDir, out: Path, episodes: int) -> str:
     sums = {path: sha256(path.read_bytes()).hexdigest() for path in sorted(agent.path.rglob("*")) if path.is_file()}
     lines = [f"{digest}  {path.relative_to(agent.path).as_posix()}" for path, digest in sums.items()]
     (agent.path / "SHA256SUMS").write_text("\n".join(lines) + "\n")
-    arguments = run.arguments()
     made = f"{arguments.get('setting') or arguments.get('preset')}, seed {arguments['seed']}"
     best = f"{steps[scores.mean(axis=1).argmax()]:,}"
     score = f"{returns.mean():.0f} ± {np.std(returns):.0f} | {episodes}"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from hashlib import sha256
+from pathlib import Path
 
 import gymnasium as gym
 import imageio.v2 as imageio
@@ -16,7 +18,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, ModelFileError, cli, save_run
+from sb3_td3x import TD3X, cli, save_run
 from sb3_td3x.results import scores
 from sb3_td3x.results.plots import draw
 from sb3_td3x.results.run_dir import RunDir
@@ -130,15 +132,18 @@ class TestReading:
         assert recorded.steps == video.count_frames() == min(20, max_steps)
         assert video.get_meta_data()["fps"] == 12
 
-    def test_a_shipped_actor_plays_as_the_model_that_it_was_taken_from_and_without_trust(self, walker_run, tmp_path):
+    def test_a_shipped_agent_plays_as_the_model_that_it_was_taken_from_and_without_trust(
+        self, walker_run, tmp_path, monkeypatch
+    ):
+        monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+        import agents
+
         run = RunDir.open(walker_run[0])
-        shipped = play.ship(run, tmp_path / "Walker2DBulletEnv-v0")
-        files = {str(path.relative_to(shipped.path)) for path in shipped.path.rglob("*") if path.is_file()}
-        assert files == {"actor.pth", "Walker2DBulletEnv-v0/args.yml", "Walker2DBulletEnv-v0/config.yml"}
+        line = agents.write(run, tmp_path, episodes=2)
+        shipped = RunDir.open(tmp_path / "Walker2DBulletEnv-v0")
         assert play.evaluate(shipped, 2, seed=5).tolist() == play.evaluate(run, 2, seed=5).tolist()
-        shipped.actor.write_bytes(b"cos\nsystem\n(Vtrue\ntR.")
-        with pytest.raises(ModelFileError, match=r"actor\.pth is not the actor"):
-            play.evaluate(shipped, 1, seed=5)
+        assert shipped.best_model.stat().st_size < run.best_model.stat().st_size / 3
+        assert sha256(shipped.best_model.read_bytes()).hexdigest() in line
 
     def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
         spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})

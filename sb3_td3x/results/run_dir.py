@@ -140,11 +140,6 @@ class RunDir:
         return self.path / f"{self.settings.name}.zip"
 
     @property
-    def actor(self) -> Path:
-        """The actor's tensors alone, of an agent that is shipped for playing."""
-        return self.path / "actor.pth"
-
-    @property
     def curve(self) -> Path:
         return self.path / "curve.png"
 
@@ -158,11 +153,11 @@ class RunDir:
 
     def model(self) -> Path:
         """
-        The model to show: the best of the evaluations, else the last, else a shipped actor.
+        The model to show: the best of the evaluations, else the last.
 
         :raises ValueError: if the run has none yet
         """
-        for candidate in (self.best_model, self.last_model, self.actor):
+        for candidate in (self.best_model, self.last_model):
             if candidate.is_file():
                 return candidate
         raise ValueError(f"{self.path} holds no model yet")

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_td3x import presets
 from sb3_td3x.common import files
 from sb3_td3x.common.validation import whole
 from sb3_td3x.errors import ModelFileError
@@ -39,7 +37,7 @@ class Video(NamedTuple):
 
 def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = False) -> TD3X:
     """
-    The best model of a run, else its last, else the actor that it was shipped with; without memory for a replay buffer.
+    The best model of a run, else its last; without memory for a replay buffer.
 
     :param env: environment from ``open_evaluation_env``, which the model has to fit
     :param trust: load a model that holds objects of its author's, which runs their code
@@ -47,37 +45,7 @@ def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = 
     :raises ModelFileError: for a damaged file
     """
     require_device(device)
-    path = folder.model()
-    if path != folder.actor:
-        return TD3X.load(path, env=env, device=device, buffer_size=1, trust=trust)
-    entry = folder.config()
-    arguments = {**presets.model_arguments(entry, env.action_space.shape or ()), "buffer_size": 1}
-    model = TD3X(entry["policy"], env, device=device, **arguments)
-    try:
-        model.actor.load_state_dict(th.load(path, map_location=model.device, weights_only=True))  # tensors only: no code
-    except Exception as error:  # torch raises many kinds
-        raise ModelFileError(f"{path} is not the actor that {folder.config_file} describes: {error}") from error
-    return model
-
-
-def ship(folder: RunDir, out: Path) -> RunDir:
-    """
-    Write what playing a run's best model takes into another folder: its actor, settings and normalization.
-
-    :param out: a new folder, a twentieth of the model's size; ``load_model`` and ``td3x enjoy`` read it without trust
-    """
-    env = open_evaluation_env(folder, seed=0)
-    try:
-        actor = load_model(folder, env, "cpu").actor.state_dict()
-    finally:
-        env.close()
-    shipped = RunDir.at(out, folder.env_id)
-    arguments = {name: value for name, value in folder.arguments().items() if name != "command"}
-    shipped.write_settings(folder.config(), arguments)
-    files.write(shipped.actor, lambda beside: th.save(actor, beside))
-    if (statistics := folder.model_normalization()) is not None:
-        files.write(shipped.normalization, statistics.read_bytes())
-    return shipped
+    return TD3X.load(folder.model(), env=env, device=device, buffer_size=1, trust=trust)
 
 
 def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:

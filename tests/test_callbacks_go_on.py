@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.resuming import STEPS, OpenLineEnv, seeded
 from tests.tools import LineEnv, model
@@ -79,7 +80,8 @@ class TestExactly:
             return True
 
         def callbacks():
-            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, log_path=tmp_path, verbose=0, warn=False)
+            folder = RunDir(tmp_path, "Line")
+            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, folder=folder, warn=False)
             return [ConvertCallback(tick), evaluation, TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
 
         model(seeded(OpenLineEnv), seed=1).learn(30, callbacks())
@@ -151,18 +153,23 @@ def test_one_that_only_shows_may_come_and_go(tmp_path):
     assert [one["not_restored"] for one in learner.resumptions] == [[], []]
 
 
-def test_tensorboard_goes_on_in_the_runs_own_folder(tmp_path):
-    """SB3 goes on in the newest one, which may be another run's."""
+def test_tensorboard_drops_what_a_lost_process_wrote(tmp_path):
     board = str(tmp_path / "board")
+    learner = model(seeded(), tensorboard_log=board)
+    learner.learn(80, TD3XCheckpointCallback(20, tmp_path / "run", keep_last=9), log_interval=1)
+    resumed = resume_run(tmp_path / "run", seeded(), checkpoint=40)
+    resumed.learn(160, TD3XCheckpointCallback(20, tmp_path / "run", keep_last=9), log_interval=1, resume=True)
+    assert board_steps(tmp_path / "board" / "TD3X_1") == [20, 40, 60, 80, 100, 120, 140, 160]
+
+
+def test_tensorboard_drops_nothing_of_another_run_in_the_same_folder(tmp_path):
+    """SB3 continues in the newest one."""
     for number in (1, 2):
-        learner = model(seeded(), seed=number, tensorboard_log=board)
+        learner = model(seeded(), seed=number, tensorboard_log=str(tmp_path / "board"))
         learner.learn(80, TD3XCheckpointCallback(20, tmp_path / f"run{number}", keep_last=9), log_interval=1)
-    resumed = resume_run(tmp_path / "run1", seeded(), checkpoint=40)
-    resumed.learn(160, TD3XCheckpointCallback(20, tmp_path / "run1", keep_last=9), log_interval=1, resume=True)
+    resume_run(tmp_path / "run1", seeded(), checkpoint=40).learn(60, log_interval=1, resume=True)
+    assert board_steps(tmp_path / "board" / "TD3X_2")[:4] == [20, 40, 60, 80]
 
-    def steps(name):
-        events = EventAccumulator(str(tmp_path / "board" / name)).Reload()
-        return [event.step for event in events.Scalars("rollout/ep_rew_mean")]
 
-    assert steps("TD3X_1") == [20, 40, 60, 80, 100, 120, 140, 160]
-    assert steps("TD3X_2") == [20, 40, 60, 80]
+def board_steps(folder):
+    return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars("rollout/ep_rew_mean")]

@@ -8,7 +8,7 @@ import pytest
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.logger import configure
 
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run, store
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run, save_run, store
 from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import seeded
@@ -51,6 +51,15 @@ class TestAnUntrustedCheckpoint:
         self.forge(run, lambda manifest, state: manifest["logs"].update({"../mine": 0}))
         resume_run(run, seeded()).learn(60, resume=True)
         assert (run.parent / "mine").read_text() == "my work\n"
+
+    def test_does_not_write_events_into_another_runs_folder(self, run):
+        (run.parent / "Other_1").mkdir()
+        self.forge(run, lambda manifest, state: manifest["logs"].update({"../Other_1/": 0}))
+        resumed = resume_run(run, seeded())
+        resumed.set_logger(log_state.configure(run / "progress.csv"))
+        resumed.learn(60, resume=True)
+        assert list((run.parent / "Other_1").iterdir()) == []
+        assert any(run.glob("events.out.tfevents.*"))
 
     def test_does_not_say_where_to_write(self, run):
         def change(manifest, state):

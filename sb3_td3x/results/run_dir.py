@@ -45,12 +45,12 @@ class RunDir:
 
         :raises OSError: if it cannot be written
         """
-        parent = out / ALGORITHM
-        parent.mkdir(parents=True, exist_ok=True)
+        parent = files.make_folder(out / ALGORITHM)
         number = max((number for number, _ in _numbered(parent, env_id)), default=0) + 1
         while True:  # another run may take the number first
             try:
                 (parent / f"{file_name(env_id)}_{number}").mkdir()
+                files.flush(parent)
                 return cls(parent / f"{file_name(env_id)}_{number}", env_id)
             except FileExistsError:
                 number += 1
@@ -58,8 +58,7 @@ class RunDir:
     @classmethod
     def at(cls, path: Path, env_id: str) -> "RunDir":
         """A folder of the caller's choice, made if needed."""
-        path.mkdir(parents=True, exist_ok=True)
-        return cls(path, env_id)
+        return cls(files.make_folder(path), env_id)
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
@@ -210,21 +209,24 @@ class RunDir:
         if not self._is_ours():
             return
         patterns = ("*.monitor.csv", "events.out.tfevents.*")
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        chunks = self.checkpoints / "replay"
+        for partial in self.checkpoints.glob(".*_steps*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
         written = [
+            *chunks.glob("transitions_*"), *chunks.glob(".transitions_*"),
             self.normalization, self.best_normalization, self.log, self.evaluations, self.path / SCORES, self.best_model,
             self.last_model, self.curve, self.video, *(path for pattern in patterns for path in self.path.glob(pattern)),
             self.config_file, self.args_file,
         ]  # fmt: skip
         for path in written:
             path.unlink(missing_ok=True)
-        for folder in (self.video.parent, self.settings):
+        for folder in (chunks, self.checkpoints, self.video.parent, self.settings):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """:param config: the hyperparameters as used; :param arguments: the command's arguments."""
-        self.settings.mkdir(exist_ok=True)
+        files.make_folder(self.settings)
         for path, content in ((self.args_file, arguments), (self.config_file, config)):
             files.write(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
 

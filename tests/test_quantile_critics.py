@@ -274,7 +274,7 @@ class TestFiles:
         algorithm = model(**QUANTILES)
         algorithm.__dict__["n_quantiles"] = 4
         algorithm.save(tmp_path / "model")
-        with pytest.raises(ModelFileError, match="the model needs"):
+        with pytest.raises(ModelFileError, match="do not fit the model"):
             TD3X.load(tmp_path / "model")
 
 

@@ -1,0 +1,260 @@
+"""What the options of ``td3x train`` do, and that errors come early, name what to change, and obey no file's contents."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.envs import BitFlippingEnv
+from typer.testing import CliRunner
+
+from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
+from sb3_td3x.cli import progress, train
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs import environments, experiment, play, settings
+from tests.commands import FAST, QUICK, called, called_and_heard, prepared, saved_run
+from tests.tools import LineEnv, model
+
+PENDULUM = ["train", "--env", "Pendulum-v1", "--no-video", *QUICK]
+
+
+def registered(monkeypatch, name, env, **kwargs):
+    monkeypatch.setitem(gym.registry, name, EnvSpec(name, env, **{"max_episode_steps": 100, **kwargs}))
+
+
+@pytest.fixture
+def heard(monkeypatch, capfd, tmp_path):
+    """Calls ``td3x`` in this process; returns what it printed when it ended well."""
+
+    def call(*arguments):
+        code, printed = called_and_heard(monkeypatch, capfd, *arguments, "--out", tmp_path)
+        assert code == 0, printed.err
+        return printed.out
+
+    return call
+
+
+class TestOptions:
+    def test_arguments_of_the_environment_reach_it_and_are_kept(self, heard, tmp_path):
+        heard(*PENDULUM, "--steps", 60, "--env-kwargs", "g:5", "--n-envs", 2)
+        folder = RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1")
+        assert folder.arguments()["env_kwargs"] == {"g": 5}
+        env = play.open_evaluation_env(folder, seed=0, trust=True)
+        assert env.get_attr("g") == [5]
+        for act in (lambda: play.evaluate(folder, 1, seed=0), lambda: experiment.resume(folder, steps=90)):
+            with pytest.raises(ValueError, match=r"passes \{'g': 5\} to its environment: if you trust the run"):
+                act()
+        assert experiment.train(experiment.resume(folder, steps=90, trust=True))
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [("g=5", "needs key:value, not 'g=5'"), ("weight:5", "cannot be made with env_kwargs {'weight': 5}")],
+    )
+    def test_arguments_that_it_does_not_take_are_refused(self, text, complaint, monkeypatch, capfd, tmp_path):
+        code, printed = called(monkeypatch, capfd, *PENDULUM, "--env-kwargs", text, "--out", tmp_path)
+        assert code == 2
+        assert complaint in printed
+
+    def test_a_preset_may_be_a_file_of_ones_own(self, heard, tmp_path):
+        (tmp_path / "mine.yml").write_text("Pendulum-v1: {n_timesteps: 60, gamma: 0.9}")
+        printed = heard(*PENDULUM, "--preset", tmp_path / "mine.yml")
+        assert f"preset {tmp_path / 'mine.yml'}, seed 0, 60 steps" in printed
+        assert RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1").config()["gamma"] == 0.9
+
+    def test_without_a_terminal_a_line_says_how_far_the_run_is(self, heard, monkeypatch):
+        monkeypatch.setattr(progress, "LIFE_SECONDS", 0.05)
+        lines = [line for line in heard(*PENDULUM, "--steps", 600).splitlines() if "min left" in line]
+        assert any("no episode has ended yet" in line for line in lines)
+        assert any("steps/s  mean episode return -1" in line for line in lines)
+
+    def test_verbose_prints_sb3s_table(self, heard):
+        assert "total_timesteps" in heard(*PENDULUM, "--steps", 100, "--verbose")
+
+    def test_what_is_left_out_is_named_with_the_command_that_brings_it(self, heard, monkeypatch):
+        installed = train.find_spec
+        monkeypatch.setattr(
+            train, "find_spec", lambda name: None if name in ("matplotlib", "tensorboard") else installed(name)
+        )
+        printed = heard(*PENDULUM, "--steps", 30)
+        assert (
+            "not installed: matplotlib, tensorboard, so there will be no plot of the scores, no TensorBoard events" in printed
+        )
+        assert "pip install matplotlib tensorboard\n" in printed
+
+    def test_weights_and_biases_gets_the_log(self, heard, monkeypatch, tmp_path):
+        pytest.importorskip("wandb", reason="wandb is not installed")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_SILENT", "true")
+        heard(*PENDULUM, "--steps", 100, "--track", "wandb")
+        (log,) = (tmp_path / "td3x" / "Pendulum-v1_1" / "wandb").glob("offline-run-*/*.wandb")
+        content = log.read_bytes()
+        assert b"eval/mean_reward" in content
+        assert b"learning_starts" in content
+
+    def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, capfd, tmp_path):
+        monkeypatch.setattr(train, "find_spec", lambda name: None)
+        code, printed = called(monkeypatch, capfd, *PENDULUM, "--track", "wandb", "--out", tmp_path)
+        assert (code, printed) == (2, "error: --track wandb needs wandb: pip install wandb\n")
+
+    def test_the_shell_can_complete_them(self):
+        assert "--install-completion" in CliRunner().invoke(cli.app, ["--help"]).output
+
+
+class TestThePolicy:
+    def test_is_chosen_by_the_observations(self, tmp_path, monkeypatch):
+        registered(monkeypatch, "Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
+        registered(monkeypatch, "Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
+        small = ("buffer_size=100", *FAST)
+        bits, pixels = (prepared(tmp_path, name, small, steps=30) for name in ("Bits-v0", "Pixels-v0"))
+        assert isinstance(bits.model.policy, MultiInputPolicy)
+        assert isinstance(pixels.model.policy, CnnPolicy)
+        assert pixels.folder.config()["policy"] == "CnnPolicy"
+
+    def test_is_the_users_where_it_is_named(self, tmp_path, monkeypatch):
+        registered(monkeypatch, "Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
+        run = prepared(tmp_path, "Pixels-v0", ("buffer_size=100", "policy=MlpPolicy", *FAST), steps=30)
+        assert not isinstance(run.model.policy, CnnPolicy)
+
+
+class TestEndlessEnvironments:
+    def test_have_evaluations_that_end_and_are_warned_of(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(environments, "LONGEST_EVALUATION", 30)
+        registered(monkeypatch, "Endless-v0", lambda: LineEnv(length=10**9), max_episode_steps=None)
+        with pytest.warns(UserWarning, match="Endless-v0 declares no time limit"):
+            run = prepared(tmp_path, "Endless-v0", steps=120, eval_freq=60, eval_episodes=2)
+        assert experiment.train(run)
+        with np.load(run.folder.evaluations) as evaluations:
+            assert evaluations["ep_lengths"].tolist() == [[30, 30], [30, 30]]
+
+    def test_with_a_limit_have_no_warning(self, tmp_path, recwarn):
+        prepared(tmp_path, "Pendulum-v1", steps=120)
+        assert not [warning for warning in recwarn if "time limit" in str(warning.message)]
+
+
+def test_wrong_settings_are_answered_before_torch_is_imported(tmp_path):
+    wrong = [
+        "train --env CartPole-v1", "train --env Pendulm-v1", "train --env Pendulum-v1 --device gpu",
+        "train --env Pendulum-v1 --set batch_size=0", "train --env Pendulum-v1 --set bach_size=1",
+        "train --env Pendulum-v1 --set policy_kwargs.activation_fn=os.system", "train --env Pendulum-v1 --preset best",
+        "train --env Pendulum-v1 --eval-episodes 0", "train --env Pendulum-v1 --env-kwargs weight:5",
+        "train --resume nowhere", "eval nowhere", "study study.yml",
+    ]  # fmt: skip
+    (tmp_path / "study.yml").write_text("{envs: [Pendulum-v1], seeds: [0], overrides: {tau: 2}, runs: [{setting: a}]}")
+    code = f"""
+import sys
+from sb3_td3x import cli
+for arguments in {wrong!r}:
+    sys.argv = ["td3x", *arguments.split()]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        assert ended.code == 2, arguments
+    else:
+        raise AssertionError(arguments)
+    assert "torch" not in sys.modules, arguments
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("error: ") == len(wrong)
+
+
+class TestEnvironmentNames:
+    @pytest.mark.parametrize("name", ["Walker2d-v2", "phys2d/Pendulum-v0", "CartPol-v1"])
+    def test_the_nearest_ones_can_be_trained_here(self, name):
+        with pytest.raises(ValueError, match="there is no environment") as raised:
+            settings.require_registered(name)
+        assert not {"phys2d/", "tabular/", "-v2", "-v3"} & {part for part in str(raised.value).split("nearest are")[1].split()}
+        assert "phys2d" not in str(raised.value).split("nearest are")[1]
+
+    @pytest.mark.parametrize(
+        ("name", "package"),
+        [
+            ("FetchReach-v4", "gymnasium-robotics"),
+            ("PandaReach-v3", "panda-gym"),
+            ("HopperBulletEnv-v0", "pybullet-envs-gymnasium"),
+        ],
+    )
+    def test_the_package_that_registers_a_known_one_is_named(self, name, package, monkeypatch):
+        monkeypatch.setattr(settings, "find_spec", lambda module: None)
+        monkeypatch.delitem(gym.registry, name, raising=False)
+        with pytest.raises(ValueError, match=rf"the package {package} registers it: pip install {package}"):
+            settings.require_registered(name)
+
+    def test_packages_that_are_installed_need_no_import_by_the_user(self):
+        code = "from sb3_td3x.runs import settings; [settings.require_registered(n) for n in {!r}]"
+        names = ["Walker2DBulletEnv-v0"]
+        if settings.find_spec("panda_gym"):
+            names.append("PandaReach-v3")
+        subprocess.run([sys.executable, "-c", code.format(names)], check=True)
+
+
+class TestErrors:
+    def test_a_bug_of_the_environment_keeps_its_traceback(self, monkeypatch, capfd, tmp_path):
+        class Broken(LineEnv):
+            def __init__(self):
+                super().__init__()
+                raise KeyError("a bug")
+
+        registered(monkeypatch, "Broken-v0", Broken)
+        code, printed = called(monkeypatch, capfd, "train", "--env", "Broken-v0", "--out", tmp_path)
+        assert code == 3
+        assert "Traceback" in printed
+        assert "KeyError: 'a bug'" in printed
+        assert not list(tmp_path.glob("td3x/*"))
+
+    def test_a_name_with_spaces_that_is_not_quoted_is_recognized(self):
+        result = CliRunner().invoke(cli.app, ["eval", "my", "run"])
+        assert result.exit_code == 2
+        assert "a name with spaces needs quotes" in " ".join(result.output.replace("│", " ").split())
+
+    def test_control_characters_from_files_do_not_reach_the_terminal(self, tmp_path, monkeypatch, capfd):
+        title = "\x1b]0;owned\x07\x9b2J"
+        run = RunDir.create(tmp_path, title)
+        run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": title, "overrides": []})
+        for command in (["eval"], ["report"], ["enjoy"], ["train", "--resume"]):
+            code, printed = called_and_heard(monkeypatch, capfd, *command, run.path)
+            shown = printed.out + printed.err
+            assert code in (0, 2)
+            assert "owned" in shown
+            assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+    @pytest.mark.parametrize("name", ["best_model.zip", "evaluations.npz", "Pendulum-v1/config.yml", "Pendulum-v1/args.yml"])
+    def test_a_named_pipe_in_a_run_stops_no_command(self, name, tmp_path, monkeypatch, capfd):
+        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+        run.last_model.unlink()
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
+        for command in ("eval", "plot"):
+            code, printed = called(monkeypatch, capfd, command, run.path)
+            assert (code, printed[:7]) == (2, "error: ")
+
+
+class TestAFolderOfOnesChoice:
+    def test_keeps_every_file_that_the_run_has_not_written(self, tmp_path):
+        mine = {"thesis.txt": "years", "Pendulum-v1/notes.md": "thoughts", "video/holiday.mp4": "sun"}
+        run = prepared(tmp_path / "first", "Pendulum-v1", steps=60)
+        run.resources.close()
+        for name, text in mine.items():
+            (run.folder.path / name).parent.mkdir(exist_ok=True)
+            (run.folder.path / name).write_text(text)
+        wanted = experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST)
+        again = experiment.prepare(wanted, run.folder.path)
+        again.resources.close()
+        with pytest.raises(ValueError, match="policy_kwargs"):
+            experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy_kwargs=3",)), run.folder.path)
+        assert {name: (run.folder.path / name).read_text() for name in mine} == mine
+
+    @pytest.mark.parametrize("name", ["Pendulum-v1/notes.md", "best_model.zip", "Pendulum-v1/args.yml"])
+    def test_that_holds_other_files_is_refused_untouched(self, name, tmp_path):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(yaml.safe_dump({"algo": "another"}))
+        with pytest.raises(ValueError, match="holds other files than a run's"):
+            experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / Path(name)]

@@ -184,8 +184,8 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
     module, _, name = env_id.rpartition(":")
     if module and not may_import and module not in sys.modules:
         raise ValueError(
-            f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say so with "
-            "trust=True (td3x: --trust), or import the module first"
+            f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say so "
+            "with trust=True (td3x: --trust), or import the module first"
         )
     if module:
         _import(module, env_id)

@@ -50,7 +50,7 @@ class StudyRun:
 
     def experiment(self) -> Experiment:
         """
-        The experiment that ``td3x study`` makes. On the CPU unless the file says otherwise: runs share a machine, one core each.
+        The experiment that ``td3x study`` makes. On the CPU unless the file says otherwise: runs share a machine.
 
         :raises ValueError: if ``overrides`` is no mapping
         """

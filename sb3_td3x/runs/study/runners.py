@@ -1,9 +1,9 @@
 """
 Where the runs of a study are made: in processes on this machine, or on a Ray cluster.
 
-A runner takes a function, which makes one run and returns whether it is finished, and the runs. It yields an outcome as each run
-ends. A run whose process, environment's process or machine is lost is made again. Closing the runner tells the runs under way to
-stop and waits for them.
+A runner takes a function, which makes one run and returns whether it is finished, and the runs. It yields an outcome as each
+run ends. A run whose process, environment's process or machine is lost is made again. Closing the runner tells the runs under
+way to stop and waits for them.
 """
 
 import logging

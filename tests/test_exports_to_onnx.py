@@ -175,7 +175,7 @@ class TestBadInput:
 
     def test_a_wrapper_around_the_normalisation_is_refused(self, tmp_path):
         algorithm = model(VecFrameStack(VecNormalize(DummyVecEnv([LineEnv])), 2))
-        with pytest.raises(ValueError, match="VecFrameStack stands around VecNormalize"):
+        with pytest.raises(ValueError, match="VecFrameStack is around VecNormalize"):
             algorithm.export_onnx(tmp_path / "model.onnx")
 
     def test_another_environment_is_refused(self, tmp_path):
@@ -196,7 +196,7 @@ class TestBadInput:
     @pytest.mark.parametrize("predicted", [0.5, np.nan])
     def test_a_graph_that_acts_otherwise_is_not_written(self, predicted, tmp_path, monkeypatch):
         monkeypatch.setattr(onnx, "_onnx", lambda graph, batch: passing_on())
-        monkeypatch.setattr(onnx, "_predicted", lambda *_: np.full((3, 1), predicted))
+        monkeypatch.setattr(onnx, "_predict", lambda *_: np.full((3, 1), predicted))
         with pytest.raises(ValueError, match="other actions than predict"):
             model().export_onnx(tmp_path / "model.onnx")
         assert not list(tmp_path.iterdir())

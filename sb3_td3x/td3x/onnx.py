@@ -1,8 +1,8 @@
 """
-A trained actor as one ONNX graph, from the environment's raw observation to the environment's action.
+Export of a trained actor as one ONNX graph, from the environment's raw observation to the environment's action.
 
-What surrounds the actor in SB3 is inside: ``VecNormalize``'s statistics, images turned channels first and divided by 255,
-one-hot encoding, the action's bounds. So numpy and onnxruntime are all that is needed to act.
+The graph contains what surrounds the actor in SB3: the statistics of ``VecNormalize``, the preprocessing of images and
+discrete observations, and the action's bounds. Acting then needs numpy and onnxruntime only.
 """
 
 import copy
@@ -43,33 +43,31 @@ OBSERVATION, ACTION = "observation", "action"
 TOLERANCE = 1e-5
 """Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
 
-# They pass observations on as they are
 TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
+"""Wrappers that pass observations on unchanged."""
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 Tensors = dict[str, th.Tensor]
 
 
 class Normalized(nn.Module):
-    """``VecNormalize.normalize_obs``, in float64 as there: a large mean over a small deviation would lose digits."""
+    """``VecNormalize.normalize_obs``, in float64 as there: with a large mean and a small deviation, float32 loses digits."""
 
     def __init__(self, wrapper: VecNormalize):
         super().__init__()
         statistics = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {OBSERVATION: wrapper.obs_rms}
         self.clip = float(wrapper.clip_obs)
         self.moments = {
-            name: (th.as_tensor(one.mean), th.as_tensor(np.sqrt(one.var + wrapper.epsilon)))
-            for name, one in statistics.items()
+            name: (th.as_tensor(moments.mean), th.as_tensor(np.sqrt(moments.var + wrapper.epsilon)))
+            for name, moments in statistics.items()
         }
 
     def forward(self, observations: Tensors) -> Tensors:
-        return {name: self._one(name, value) for name, value in observations.items()}
-
-    def _one(self, name: str, value: th.Tensor) -> th.Tensor:
-        if name not in self.moments:  # a key that is not in norm_obs_keys
-            return value
-        mean, deviation = self.moments[name]
-        return ((value.double() - mean) / deviation).clamp(-self.clip, self.clip).float()
+        normalized = {
+            name: ((observations[name].double() - mean) / deviation).clamp(-self.clip, self.clip).float()
+            for name, (mean, deviation) in self.moments.items()
+        }
+        return {**observations, **normalized}
 
 
 class ChannelsFirst(nn.Module):
@@ -85,11 +83,11 @@ class ChannelsFirst(nn.Module):
 
 class Graph(nn.Module):
     """
-    A policy with what is done before and after it.
+    A policy with the steps before and after it.
 
-    :param policy: what ``predict`` asks
-    :param stages: from the raw observations, by name, to those that the policy sees
-    :param names: of the inputs, in their order
+    :param policy: the policy of the model
+    :param stages: modules that turn the raw observations, by name, into those that the policy sees
+    :param names: names of the inputs, in their order
     """
 
     def __init__(self, policy: BasePolicy, stages: Iterable[nn.Module], names: Iterable[str]):
@@ -128,7 +126,7 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
     graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
     batch = _batch(space)
     content = _onnx(graph, batch)
-    _require_equal(content, batch, _predicted(policy, wrappers, batch), graph)
+    _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
     for name, value in _metadata(model, env).items():
         content.metadata_props.add(key=name, value=value)
     with files.replacing(path) as partial_path:
@@ -142,18 +140,18 @@ def _copy(module: nn.Module) -> Any:
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
-    """What goes into the graph, innermost first, and the observations below: those that the graph takes."""
-    found: list[VecEnvWrapper] = []
+    """The wrappers that become part of the graph, innermost first, and the observations inside of them, its inputs."""
+    wrappers: list[VecEnvWrapper] = []
     while isinstance(env, VecEnvWrapper) and isinstance(env, (VecNormalize, VecTransposeImage, *TRANSPARENT)):
         if not isinstance(env, TRANSPARENT):
-            found.insert(0, env)
+            wrappers.insert(0, env)
         env = env.venv
     if unwrap_vec_normalize(env) is not None:
         raise ValueError(
-            f"{type(env).__name__} stands around VecNormalize: it would have to be in the graph, which it cannot. "
-            "Normalise outermost, or give export_onnx an env without VecNormalize and normalise before the graph"
+            f"{type(env).__name__} is around VecNormalize and cannot be part of the graph: put VecNormalize outermost, or "
+            "give export_onnx an env without VecNormalize and normalize before the graph"
         )
-    return found, env.observation_space
+    return wrappers, env.observation_space
 
 
 def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces.Space) -> list[nn.Module]:
@@ -165,28 +163,29 @@ def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces
         elif isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
             stages.append(Normalized(wrapper))
         space = wrapper.observation_space
-    if left := _transposed(space, policy.observation_space):
-        stages.append(ChannelsFirst(left))
+    if images := _transposed(space, policy.observation_space):
+        stages.append(ChannelsFirst(images))
     return stages
 
 
 def _transposed(inner: spaces.Space, outer: spaces.Space) -> list[str]:
     """
-    The images that are channels last in the one space and channels first in the other.
+    The images that are channels last in ``inner`` and channels first in ``outer``.
 
     :raises ValueError: if the spaces differ otherwise
     """
-    given, wanted = _members(inner), _members(outer)
-    if given.keys() != wanted.keys():
-        raise ValueError(f"the environment gives the observations {', '.join(given)}, the model takes {', '.join(wanted)}")
-    found = []
-    for name, (shape, other) in {name: (given[name].shape, wanted[name].shape) for name in given}.items():
-        if shape == other:
+    before, after = _members(inner), _members(outer)
+    if before.keys() != after.keys():
+        raise ValueError(f"the environment gives the observations {', '.join(before)}, the model takes {', '.join(after)}")
+    images = []
+    for name in before:
+        shape, transposed = before[name].shape, after[name].shape
+        if shape == transposed:
             continue
-        if shape is None or len(shape) != 3 or (shape[2], *shape[:2]) != other:
-            raise ValueError(f"the environment gives {name} in the shape {shape}, the model takes {other}")
-        found.append(name)
-    return found
+        if shape is None or len(shape) != 3 or (shape[2], *shape[:2]) != transposed:
+            raise ValueError(f"the environment gives {name} in the shape {shape}, the model takes {transposed}")
+        images.append(name)
+    return images
 
 
 def _members(space: spaces.Space) -> dict[str, spaces.Space]:
@@ -196,26 +195,26 @@ def _members(space: spaces.Space) -> dict[str, spaces.Space]:
 
 def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
     """
-    Some observations: what the graph is recorded and tried with.
+    Example observations, to record and to test the graph with.
 
     :raises ValueError: for numbers of a type that ONNX or torch lacks
     """
     random = np.random.default_rng(0)
     batch = {}
-    for name, one in _members(space).items():
-        if np.dtype(one.dtype).name not in DTYPES:
-            raise ValueError(f"{name} has numbers of type {one.dtype}, which cannot be exported; use {', '.join(DTYPES)}")
-        if isinstance(one, spaces.Box) and np.issubdtype(one.dtype, np.floating):
-            batch[name] = random.normal(size=(size, *one.shape)).clip(one.low, one.high).astype(one.dtype)
+    for name, member in _members(space).items():
+        if np.dtype(member.dtype).name not in DTYPES:
+            raise ValueError(f"{name} has numbers of type {member.dtype}, which cannot be exported; use {', '.join(DTYPES)}")
+        if isinstance(member, spaces.Box) and np.issubdtype(member.dtype, np.floating):
+            batch[name] = random.normal(size=(size, *member.shape)).clip(member.low, member.high).astype(member.dtype)
         else:
-            drawn = copy.deepcopy(one)  # a space of the user's draws from a generator of its own
-            drawn.seed(0)
-            batch[name] = np.stack([drawn.sample() for _ in range(size)])
+            own_copy = copy.deepcopy(member)  # sampling must not advance the generator of the user's space
+            own_copy.seed(0)
+            batch[name] = np.stack([own_copy.sample() for _ in range(size)])
     return batch
 
 
-def _predicted(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """SB3's own road from raw observations to actions: what the graph has to equal."""
+def _predict(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What SB3 computes from raw observations: the actions that the graph has to give."""
     observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
     for wrapper in wrappers:
         if isinstance(wrapper, VecNormalize):
@@ -241,26 +240,26 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
         except th.onnx.OnnxExporterError as error:
             reason = error.__cause__ or error
             raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error
-    _keep_names_apart(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
+    _rename_clashing_values(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
     content = program.model_proto  # type: ignore[union-attr]
     for part in (*content.graph.node, *content.graph.value_info, *content.graph.input, *content.graph.output):
-        del part.metadata_props[:]  # lines of code, with the paths of this machine
+        del part.metadata_props[:]  # lines of code with local paths
     return content
 
 
-def _keep_names_apart(graph: Any, ours: set[str]) -> None:
-    """torch calls results by their operation; an observation's key may be ``view`` or ``linear`` as well."""
+def _rename_clashing_values(graph: Any, names: set[str]) -> None:
+    """Rename inner values with the name of an input or output: torch names them by their operation, such as ``view``."""
     from onnx_ir.traversal import RecursiveGraphIterator
 
     for number, node in enumerate(RecursiveGraphIterator(graph)):
         for value in node.outputs:
-            if value.name in ours and not value.is_graph_output():
+            if value.name in names and not value.is_graph_output():
                 value.name = f"{value.name}/{number}"
 
 
 @contextmanager
 def _exporter_is_silent() -> Iterator[None]:
-    """It reports on packages that are not needed, and torch warns of its own internals."""
+    """Silence reports on packages that are not needed, and torch's warnings about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -274,18 +273,18 @@ def _exporter_is_silent() -> Iterator[None]:
 
 def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], expected: np.ndarray, graph: Graph) -> None:
     """
-    :raises ValueError: if onnxruntime computes other actions than ``predict`` gave: a layer was exported wrongly
+    :raises ValueError: if onnxruntime computes other actions than ``predict``, because a layer was exported wrongly
     """
     import onnxruntime
 
     try:
         session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
         (actions,) = session.run(None, dict(batch))
-    except Exception as error:  # onnxruntime's have no common class
+    except Exception as error:  # onnxruntime's errors have no common class
         raise ValueError(f"onnxruntime cannot run the exported graph: {error}") from error
     scale = (graph.high - graph.low).numpy() / 2
     difference = float((np.abs(actions - expected) / scale).max())
-    if not difference <= TOLERANCE:  # also if it is no number
+    if not difference <= TOLERANCE:  # true for NaN too
         raise ValueError(
             f"the exported graph gives other actions than predict: they differ by {difference:.2g} of half the range"
         )

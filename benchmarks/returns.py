@@ -22,7 +22,7 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.signals import stopping_on_signal
-from sb3_td3x.common.validation import one_of
+from sb3_td3x.common.validation import check_choice
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, settings
 from sb3_td3x.runs.evaluation import Evaluation
@@ -80,7 +80,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "folder": place}
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         asked = options.get("kernels", "default")
-        one_of("kernels", asked, ("default", "fastest"))
+        check_choice("kernels", asked, ("default", "fastest"))
         kernels = precision.choose_matrix_kernels() if asked == "fastest" else "default"
         with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [Evaluation(eval_env, **evaluated), saving], resume=bool(saved))

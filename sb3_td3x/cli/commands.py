@@ -189,7 +189,7 @@ def bench(
     from stable_baselines3.common.utils import get_device
 
     from sb3_td3x.common import files
-    from sb3_td3x.common.validation import whole
+    from sb3_td3x.common.validation import check_int
     from sb3_td3x.runs import speed
     from sb3_td3x.runs.experiment import require_device
     from sb3_td3x.td3x.policies import check_embedding_dim
@@ -201,11 +201,11 @@ def bench(
     sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
     if not all(part.strip().isdigit() for part in net.split(",")):
         raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
-    layers = tuple(whole("net", int(part), minimum=1) for part in net.split(","))
-    numbers = {name: whole(name, value, minimum=1) for name, value in sizes.items()}
+    layers = tuple(check_int("net", int(part), minimum=1) for part in net.split(","))
+    numbers = {name: check_int(name, value, minimum=1) for name, value in sizes.items()}
     case = speed.Case(net_arch=layers, embedding_dim=check_embedding_dim(embedding_dim), **numbers)
-    th.set_num_threads(whole("threads", threads, minimum=1))
-    whole("repeats", repeats, minimum=1)
+    th.set_num_threads(check_int("threads", threads, minimum=1))
+    check_int("repeats", repeats, minimum=1)
     if out is not None:
         files.require_writable(out)
     console = PlainConsole()

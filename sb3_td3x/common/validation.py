@@ -173,7 +173,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f": did you mean {' or '.join(near)}?" if near else ""
 
 
-# Until every caller has the names above
-meant, whole, real, share, above_0, switch, one_of = (
-    parse_yaml_scalar, check_int, check_float, check_probability, check_positive, check_bool, check_choice
-)  # fmt: skip
+# The names before, until their last callers have those above
+whole, one_of = check_int, check_choice

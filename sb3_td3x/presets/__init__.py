@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sb3_td3x.common.validation import CHECKS, above_0, did_you_mean, meant, real, share, switch
+from sb3_td3x.common.validation import (
+    CHECKS,
+    check_bool,
+    check_float,
+    check_positive,
+    check_probability,
+    did_you_mean,
+    parse_yaml_scalar,
+)
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -42,7 +50,8 @@ MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")
 """Keys whose values are mappings of names to values."""
 
 NORMALIZE: dict[str, Callable[[str, Any], Any]] = {
-    "norm_obs": switch, "norm_reward": switch, "gamma": share, "clip_obs": above_0, "clip_reward": above_0, "epsilon": above_0,
+    "norm_obs": check_bool, "norm_reward": check_bool, "gamma": check_probability, "clip_obs": check_positive,
+    "clip_reward": check_positive, "epsilon": check_positive,
     "norm_obs_keys": lambda name, value: value,
 }  # fmt: skip
 """``VecNormalize``'s arguments, which rl-zoo3's key ``normalize`` may hold, and their checks."""
@@ -97,7 +106,7 @@ def table(name: str) -> dict[str, dict[str, Any]]:
     if not name.endswith((".yml", ".yaml")):
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
-        content = meant(yaml.safe_load(Path(name).read_text()))
+        content = parse_yaml_scalar(yaml.safe_load(Path(name).read_text()))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"the preset {name} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
@@ -218,7 +227,7 @@ def _action_noise(name: str | None, std: Any, shape: tuple[int, ...]) -> Any:
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
-    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, real("noise_std", std)))
+    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, check_float("noise_std", std)))
 
 
 def _linear_start(name: str, text: str) -> float:
@@ -226,7 +235,7 @@ def _linear_start(name: str, text: str) -> float:
     prefix, _, start = text.partition("_")
     try:
         if prefix == "lin":
-            return real(name, float(start))
+            return check_float(name, float(start))
     except ValueError:
         pass
     raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
@@ -331,7 +340,7 @@ def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> None:
 def parse(text: str) -> Any:
     """A value that a user wrote as YAML; ``ValueError`` if it is none."""
     try:
-        return meant(yaml.safe_load(text))
+        return parse_yaml_scalar(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError) as error:  # the latter for dates that do not exist
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
 

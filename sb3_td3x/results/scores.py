@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 from sb3_td3x.results.run_dir import ARGUMENTS, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
@@ -204,6 +204,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is no file")
     try:
         rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
-        return [{**row, "seed": whole("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
+        return [{**row, "seed": check_int("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
     except (ValueError, TypeError) as error:  # a line that is cut off has fewer columns
         raise ValueError(f"{path} is no table of scores: {error}") from error

@@ -22,7 +22,7 @@ from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import close_env
 from sb3_td3x.common.signals import stopping_on_signal
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.runs import settings
@@ -140,8 +140,8 @@ def resume(
         lock = resources.enter_context(RunLock(folder.path))
         saved = Store(folder.checkpoints).find(checkpoint)
         planned = _planned_steps(folder, saved)
-        entry = {**folder.config(), "n_timesteps": planned if steps is None else whole("steps", steps, minimum=1)}
-        entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1), minimum=1)
+        entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
+        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
             raise ValueError(
@@ -212,7 +212,7 @@ def _all_unfinished(experiment: Experiment) -> Iterator[tuple[RunDir, dict[str, 
 
 def _planned_steps(folder: RunDir, saved: Checkpoint) -> int:
     """From the settings rather than the checkpoint: a run that was extended may not have made one since."""
-    return whole("n_timesteps", folder.config().get("n_timesteps", saved.total), minimum=0)
+    return check_int("n_timesteps", folder.config().get("n_timesteps", saved.total), minimum=0)
 
 
 def train(

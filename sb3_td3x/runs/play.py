@@ -12,7 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.common import files
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
@@ -82,7 +82,7 @@ def evaluate(folder: RunDir, episodes: int, seed: int, device: str = "auto", tru
     env = open_evaluation_env(folder, seed, trust=trust)
     try:
         model = load_model(folder, env, device, trust)
-        returns, _ = evaluate_policy(model, env, whole("episodes", episodes, minimum=1), return_episode_rewards=True)
+        returns, _ = evaluate_policy(model, env, check_int("episodes", episodes, minimum=1), return_episode_rewards=True)
     finally:
         env.close()
     return np.asarray(returns)

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 
 from sb3_td3x import presets
-from sb3_td3x.common.validation import whole
+from sb3_td3x.common.validation import check_int
 from sb3_td3x.results.run_dir import RunDir
 
 ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}
@@ -81,14 +81,14 @@ class Experiment:
         :raises ValueError: for an unknown preset or key, or settings that exclude each other
         """
         entry = presets.load(self.preset, self.env_id)
-        entry["n_envs"] = whole("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
+        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
         if entry["n_envs"] > 1:
             # One update per environment step, as with one environment: SB3 would make one per step of all together
             entry["gradient_steps"] = -1
         entry = presets.override(entry, self.overrides)
         if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
             raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
-        entry["n_timesteps"] = whole("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
+        entry["n_timesteps"] = check_int("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
         return entry
 
     @property
@@ -119,7 +119,7 @@ class Experiment:
 
     def with_whole_numbers(self) -> "Experiment":
         """The same experiment with integers where a file may have ``1.0``; ``ValueError`` for other numbers."""
-        numbers: dict[str, Any] = {name: whole(name, getattr(self, name), minimum=low) for name, low in MINIMUM.items()}
+        numbers: dict[str, Any] = {name: check_int(name, getattr(self, name), minimum=low) for name, low in MINIMUM.items()}
         return replace(self, **numbers)
 
 

@@ -161,7 +161,7 @@ def load(
     if learning_starts is not None:
         model.learning_starts = learning_starts
     if window is not None:
-        model._stats_window_size = validation.whole("stats_window_size", window, minimum=1)
+        model._stats_window_size = validation.check_int("stats_window_size", window, minimum=1)
         for name in ("ep_info_buffer", "ep_success_buffer"):
             setattr(model, name, deque(getattr(model, name) or (), maxlen=model._stats_window_size))
     if changes.get("seed") is not None:

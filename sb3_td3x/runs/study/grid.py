@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from sb3_td3x import presets
-from sb3_td3x.common.validation import did_you_mean, meant, whole
+from sb3_td3x.common.validation import check_int, did_you_mean, parse_yaml_scalar
 from sb3_td3x.results.run_dir import file_name
 from sb3_td3x.runs import settings
 from sb3_td3x.runs.settings import Experiment
@@ -132,13 +132,16 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
         raise ValueError(f"{label}: setting must be a name of letters, digits and . + - _, not {setting!r}")
     envs = _list(entry.pop("envs", None), "envs", label)
-    seeds = [whole(f"{label}: seeds", meant(seed), minimum=0) for seed in _list(entry.pop("seeds", None), "seeds", label)]
+    seeds = [
+        check_int(f"{label}: seeds", parse_yaml_scalar(seed), minimum=0)
+        for seed in _list(entry.pop("seeds", None), "seeds", label)
+    ]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
     if repeated := [value for value, times in Counter([*envs, *seeds]).items() if times > 1]:
         raise ValueError(f"{label}: {repeated[0]} is named twice")
     # Overrides stay as they are written, because a resumed run is compared by them; presets parse them
-    options = {key: value if key == "overrides" else meant(value) for key, value in entry.items()}
+    options = {key: value if key == "overrides" else parse_yaml_scalar(value) for key, value in entry.items()}
     return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]
 
 

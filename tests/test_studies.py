@@ -308,10 +308,30 @@ class TestGoingOn:
         remains.mkdir(parents=True)
         (remains / "args.yml").write_text("{algo: td3x, env: Pendulum-v1}")  # the first file that a run writes
         (remains.parent / "progress.csv").write_text("a,b\n1,2\n")
-        (remains.parent / "notes.txt").write_text("by hand")
+        by_hand = [
+            remains.parent / name for name in ("notes.txt", "checkpoint/good/model.zip", "checkpoint/replay/expert.npz")
+        ]
+        for file in by_hand:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("by hand")
         assert made(runs, tmp_path)[run.name].is_finished
         assert "a,b" not in (remains.parent / "progress.csv").read_text()
-        assert (remains.parent / "notes.txt").read_text() == "by hand"
+        assert all(file.read_text() == "by hand" for file in by_hand)
+
+    def test_a_damaged_run_fails_alone_and_is_not_begun_anew(self, tmp_path, monkeypatch):
+        runs = study(tmp_path / "s.yml", seeds=[0, 1, 2])
+        stop_after(monkeypatch, 120)
+        made(runs, tmp_path)
+        monkeypatch.undo()
+        folders = [StudyFolder.at(tmp_path).run(run) for run in runs]
+        for manifest in folders[0].glob("checkpoint/*/manifest.json"):
+            manifest.unlink()
+        (folders[1] / "Pendulum-v1" / "args.yml").write_text("[")
+        attempt.check(runs, StudyFolder.at(tmp_path))
+        outcomes = list(made(runs, tmp_path).values())
+        assert "manifest.json is missing" in outcomes[0].error
+        assert "args.yml cannot be read" in outcomes[1].error
+        assert outcomes[2].is_finished
 
     def test_other_files_in_the_folder_are_left_alone(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])

@@ -235,6 +235,18 @@ class TestItsModel:
             resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
         assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
 
+    def test_keeps_what_belongs_to_a_run_and_not_to_a_saved_model(self, tmp_path):
+        class Counting(TD3X):
+            only_in_checkpoints = ("counted",)
+            counted = 0
+
+        learner = model(seeded(), cls=Counting)
+        learner.counted = 7
+        save_run(learner, tmp_path / "run")
+        learner.save(tmp_path / "model")
+        assert resume_run(tmp_path / "run", seeded(), algorithm=Counting).counted == 7
+        assert Counting.load(tmp_path / "model").counted == 0
+
     def test_sees_what_the_trained_one_saw(self, tmp_path):
         trained = model(VecNormalize(seeded())).learn(40, TD3XCheckpointCallback(20, tmp_path))
         resumed = resume_run(tmp_path, VecNormalize(seeded()))

@@ -87,7 +87,7 @@ class TestTheReplayBuffer:
 
     def test_that_does_not_fit_is_refused_with_what_differs(self, tmp_path):
         save_run(model(seeded(count=2), gradient_steps=-1).learn(40), tmp_path)
-        with pytest.raises(CheckpointError, match="of n_envs=2, this run has n_envs=1"):
+        with pytest.raises(CheckpointError, match="n_envs was 2, is 1"):
             resume_run(tmp_path, seeded())
 
 

@@ -25,12 +25,6 @@ PRIORITIES = ("priorities", "_largest")
 MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)
 """Arrays whose entries change for old transitions, of hindsight and prioritized replay. They are saved whole each time."""
 CHUNK_ROWS = 10_000
-LAYOUT = {
-    "class": "the class",
-    "buffer_size": "the number of steps",
-    "memory": "shape and type of each array",
-}
-"""What has to be equal for a buffer to be filled, in words."""
 
 
 def covers(buffer: ReplayBuffer) -> bool:
@@ -68,11 +62,7 @@ def require_layout(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) ->
     :param saved: from ``save``
     :raises CheckpointError: naming what the saved buffer had of another class, size or shape
     """
-    if saved["n_envs"] != buffer.n_envs:
-        raise CheckpointError(folder, f"holds transitions of n_envs={saved['n_envs']}, this run has n_envs={buffer.n_envs}")
-    present = _layout(buffer)
-    differing = [f"{words} was {saved[name]}, is {present[name]}" for name, words in LAYOUT.items()
-                 if saved[name] != present[name]]  # fmt: skip
+    differing = [f"{name} was {saved[name]}, is {value}" for name, value in _layout(buffer).items() if saved[name] != value]
     if differing:
         raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")
 

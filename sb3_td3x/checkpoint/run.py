@@ -3,7 +3,7 @@
 import copy
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +17,11 @@ import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
+from sb3_td3x.checkpoint.callback_state import Callbacks
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
@@ -31,8 +32,6 @@ from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.td3x import TD3X
-
-Callbacks = MaybeCallback | Sequence[BaseCallback]
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 STATE_PARTS = {"generators": dict, "env": dict, "callbacks": dict, "files": dict, "log": dict, "model": dict}
@@ -84,7 +83,29 @@ def save_run(
         saves = _saves.setdefault(model, {})
         _require_own(store, saves.get(store.folder))
         with store.adding(name_prefix, model.num_timesteps) as (partial, complete):
-            manifest = _write(model, env, callbacks, store, partial, with_replay_buffer, saves.get(store.folder))
+            model.save(partial / MODEL)
+            environments = env_state.get(env, was_reset=not _is_before_learn(model))
+            environments["complete"] = environments["complete"] and not _was_cut(model)
+            logger: Logger | None = getattr(model, "_logger", None)
+            state = {
+                "generators": random_state.get_states(model.action_space, model.device),
+                "env": environments,
+                "callbacks": callback_state.state(callbacks),
+                "files": _copy_in(callback_state.files(callbacks), partial),
+                "log": {} if logger is None else log_state.unwritten(logger),
+                "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
+            }
+            (partial / STATE).write_bytes(_pickled(state, store.folder))
+            save = saves.get(store.folder)
+            manifest = {
+                "total": model._total_timesteps,
+                "updates": model._n_updates,
+                "replay": _save_buffer(model, store, partial, save) if with_replay_buffer else {},
+                "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
+                **_rounding(model),
+                "resumed": model.resumptions,
+                "not_exact": _not_exact(model, environments, callbacks, with_replay_buffer),
+            }
             checkpoint = complete(manifest)
         saves[store.folder] = _Save(checkpoint, checkpoint, ref(model.replay_buffer), model._rows_stored)
         store.prune(keep_last)
@@ -161,41 +182,6 @@ def _require_own(store: Store, save: _Save | None) -> None:
             raise CheckpointError(store.folder, f"{problem}: use a folder per run, or continue that one with resume_run")
 
 
-def _write(
-    model: Resumable,
-    env: VecEnv,
-    callbacks: Callbacks,
-    store: Store,
-    folder: Path,
-    with_replay_buffer: bool,
-    save: _Save | None,
-) -> dict[str, Any]:
-    """Write the files of a checkpoint into ``folder``; return its manifest."""
-    model.save(folder / MODEL)
-    environments = env_state.get(env, was_reset=not _is_before_learn(model))
-    if _was_cut(model):
-        environments["complete"] = False
-    logger: Logger | None = getattr(model, "_logger", None)
-    state = {
-        "generators": random_state.get_states(model.action_space, model.device),
-        "env": environments,
-        "callbacks": callback_state.state(callbacks),
-        "files": _copy_in(callback_state.files(callbacks), folder),
-        "log": {} if logger is None else log_state.unwritten(logger),
-        "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
-    }
-    (folder / STATE).write_bytes(_pickled(state, store.folder))
-    return {
-        "total": model._total_timesteps,
-        "updates": model._n_updates,
-        "replay": _save_buffer(model, store, folder, save) if with_replay_buffer else {},
-        "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
-        **_rounding(model),
-        "resumed": model.resumptions,
-        "not_exact": _not_exact(model, environments, callbacks, with_replay_buffer),
-    }
-
-
 def _is_before_learn(model: Resumable) -> bool:
     """Whether the environments have not been reset for the model yet."""
     return model._last_obs is None and model._last_episode_starts is None
@@ -208,18 +194,17 @@ def _was_cut(model: Resumable) -> bool:
 
 def _pickled(state: dict[str, Any], folder: Path) -> bytes:
     """
-    :raises CheckpointError: naming the callback or other part that cannot be saved
+    :raises CheckpointError: naming the callback whose state cannot be saved
     """
+    owner = "the run"
     try:
+        for name, part in state["callbacks"].items():
+            owner = f"callback {name}"
+            safe_pickle.dumps(part)
+        owner = "the run"
         return safe_pickle.dumps(state)
     except NotAllowed as error:
-        callbacks = {f"callback {name}": part for name, part in state["callbacks"].items()}
-        for name, part in {**callbacks, **state}.items():
-            try:
-                safe_pickle.dumps(part)
-            except NotAllowed as named:
-                raise CheckpointError(folder, f"cannot hold the state of {name}: {named}") from named
-        raise CheckpointError(folder, f"cannot hold the state of the run: {error}") from error
+        raise CheckpointError(folder, f"cannot hold the state of {owner}: {error}") from error
 
 
 def _read_state(found: Checkpoint) -> dict[str, Any]:
@@ -236,18 +221,9 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
     """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
     try:
         yield
-    except (CheckpointError, UntrustedModelError, ConnectionError):  # the last is about an environment's process
+    except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
         raise
-    except (
-        NotAllowed,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        RuntimeError,
-    ) as error:
+    except Exception as error:
         raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -316,18 +292,16 @@ def _copy_back(copies: dict[str, str], found: Checkpoint, paths: dict[str, Path]
 
 def _not_exact(model: Resumable, environments: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
     """What will differ from a run that was never interrupted, in words."""
-    reasons = []
     at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
-    if not environments["complete"] and not at_start:
-        reasons.append("the current episodes: the environments do not offer their state, so the episodes will be cut here")
-    reasons += [_forgotten(name) for name in environments["forgets"]]
-    named = callback_state.named(callbacks)
-    reasons += [f"callback {name}" for name, callback in named if not callback_state.is_known(callback)]
-    if model._is_inside_rollout:
-        reasons.append(INSIDE_ROLLOUT)
-    if not with_replay_buffer:
-        reasons.append("the replay buffer, which is not saved")
-    return reasons
+    reasons = {
+        "the current episodes: the environments do not offer their state, so the episodes will be cut here":
+            not environments["complete"] and not at_start,
+        **{_forgotten(name): True for name in environments["forgets"]},
+        **{f"callback {name}": not callback_state.is_known(callback) for name, callback in callback_state.named(callbacks)},
+        INSIDE_ROLLOUT: model._is_inside_rollout,
+        "the replay buffer, which is not saved": not with_replay_buffer,
+    }  # fmt: skip
+    return [reason for reason, applies in reasons.items() if applies]
 
 
 def _forgotten(wrapper: str) -> str:
@@ -345,12 +319,11 @@ def _rounding(model: Resumable) -> dict[str, Any]:
 
 def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
     """Which versions, processor or threads differ from those of the saved run, in words."""
-    here = _rounding(model)
-    versions = [f"rounding and random numbers ({name} was {manifest['versions'].get(name)}, is {present})"
-                for name, present in here["versions"].items() if manifest["versions"].get(name) != present]  # fmt: skip
-    machine = [f"rounding ({name}: was {manifest['machine'][name]}, is {present})"
-               for name, present in here["machine"].items() if manifest["machine"].get(name, present) != present]  # fmt: skip
-    return versions + machine
+    here, differences = _rounding(model), []
+    for part, what in (("versions", "rounding and random numbers"), ("machine", "rounding")):
+        pairs = {name: (manifest[part].get(name, value), value) for name, value in here[part].items()}
+        differences += [f"{what} ({name} was {was}, is {value})" for name, (was, value) in pairs.items() if was != value]
+    return differences
 
 
 def _other_path(model: Resumable) -> list[str]:

@@ -18,21 +18,26 @@ _LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy reads behind the end of
 @contextmanager
 def generators_kept(device: th.device | None = None, seed: int | None = None) -> Iterator[None]:
     """
-    After this, the generators of python, numpy and torch go on where they were: what is drawn inside, a run does not see.
+    Put the global generators of Python, numpy and torch back as they were: a run does not notice what is drawn inside.
 
-    :param device: keep this device's generator too, if it is a CUDA device
-    :param seed: inside, they start from it; ``None`` leaves them as they are
+    :param device: put this device's generator back too, if it is a CUDA device
+    :param seed: seed them with it first; ``None`` leaves them as they are
     """
     devices = [device] if device is not None and device.type == "cuda" else []
-    python, array = random.getstate(), np.random.get_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with th.random.fork_rng(devices=devices):
             if seed is not None:
-                _seed(seed, devices)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                th.default_generator.manual_seed(seed)  # `th.manual_seed` would seed every device
+                for cuda in devices:
+                    with th.cuda.device(cuda):
+                        th.cuda.manual_seed(seed)
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(array)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def numpys_and_pythons() -> tuple[Any, ...]:
@@ -41,22 +46,13 @@ def numpys_and_pythons() -> tuple[Any, ...]:
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
-def _seed(seed: int, devices: list[th.device]) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    th.default_generator.manual_seed(seed)  # `th.manual_seed` would seed every device
-    for device in devices:
-        with th.cuda.device(device):
-            th.cuda.manual_seed(seed)
-
-
 def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
     """
     Check the state of one of numpy's bit generators, before one is given it.
 
     :param state: what ``BitGenerator.state`` gave
     :return: the state of a generator that took it
-    :raises ValueError: for what is no such state, or a position outside the generator's memory, which numpy would follow
+    :raises ValueError: for what is not such a state, or a position outside the generator's memory, which numpy would follow
     """
     try:
         name = state["bit_generator"]
@@ -67,14 +63,14 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
         generator = BIT_GENERATORS[name](0)
         generator.state = state
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"no state of a random generator: {error}") from error
+        raise ValueError(f"invalid state of a random generator: {error}") from error
     return generator.state  # type: ignore[return-value]
 
 
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
     """
     The states of the generators that a run draws from, except the algorithm's own, which is in the model: of Python, numpy,
-    torch (on the CPU, and on the model's CUDA device if it is on one) and the action space.
+    torch (on the CPU, and on the model's device if that is a CUDA device; the others are not initialized) and the action space.
 
     :param action_space: random actions of the warm-up come from it
     :param device: the model's
@@ -83,37 +79,28 @@ def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": th.get_rng_state().numpy(),
-        "cuda": [th.cuda.get_rng_state(device).numpy() for device in _cuda(device)],
+        "cuda": [th.cuda.get_rng_state(device).numpy()] if device.type == "cuda" else [],
         "action_space": action_space.np_random.bit_generator.state,
     }
 
 
 def set_states(saved: dict[str, Any], action_space: spaces.Space, device: th.device) -> list[str]:
     """
-    Continue where the states were taken. All of them are checked before the first is set.
+    Continue where the states were taken.
 
     :param saved: from ``get_states``
     :param device: the model's
     :return: what could not be restored, in words
-    :raises ValueError: or whatever else the libraries raise for states that are none
+    :raises ValueError: or whatever else the libraries raise for invalid states
     """
-    python, torch = random.Random(), th.Generator()  # noqa: S311  # no secrets are made with it
-    python.setstate(saved["python"])
-    torch.set_state(th.from_numpy(saved["torch"].copy()))
-    check_generator_state(saved["numpy"])
-    actions = check_generator_state(saved["action_space"])
-    np.random.RandomState(0).set_state(saved["numpy"])
-    random.setstate(python.getstate())
+    of_actions = check_generator_state(saved["action_space"])
+    check_generator_state(saved["numpy"])  # which has two more values: a number drawn in advance
+    random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
-    th.set_rng_state(torch.get_state())
-    action_space.np_random.bit_generator.state = actions
-    if len(saved["cuda"]) != len(_cuda(device)):
+    th.set_rng_state(th.from_numpy(saved["torch"].copy()))
+    action_space.np_random.bit_generator.state = of_actions
+    if len(saved["cuda"]) != (device.type == "cuda"):
         return [f"the random generator of the device (saved with {len(saved['cuda'])} of CUDA devices, this one is {device})"]
     for state in saved["cuda"]:
         th.cuda.set_rng_state(th.from_numpy(state.copy()), device)
     return []
-
-
-def _cuda(device: th.device) -> list[th.device]:
-    """The devices whose generator is kept. Asking for all states would set up every device, also for a model on the CPU."""
-    return [device] if device.type == "cuda" else []

@@ -190,12 +190,6 @@ class TD3XPolicy(sb3.TD3Policy):
         """Make the extractor. With ``normalize_observations`` it follows one normalizer for all networks."""
         space = self.observation_space
         check_observation_space(space, self.features_extractor_class)
-        if self.features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
-            raise ValueError(
-                f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images"
-            )
-        if self.features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
-            raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
             return extractor
@@ -404,8 +398,12 @@ def require_fit(policy: BasePolicy, n_quantiles: int, buffer: ReplayBuffer) -> N
 
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
     """
-    :raises ValueError: for observations that SB3's preprocessing or its ``CombinedExtractor`` cannot handle
+    :raises ValueError: for observations that the features extractor or SB3's preprocessing cannot handle
     """
+    if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
+        raise ValueError(f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images")
+    if features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
+        raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
     for key, part in parts.items():
         if not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):

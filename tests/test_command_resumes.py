@@ -316,6 +316,20 @@ class TestRefused:
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
         assert said in self.refusal(monkeypatch, capfd, "--resume", folder.path)
 
+    @pytest.mark.parametrize(
+        ("file", "name", "said"),
+        [("config", "n_envs", "n_envs 1,000,000"), ("arguments", "num_threads", "num_threads 1,000,000")],
+    )
+    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, file, name, said, tmp_path, monkeypatch, capfd):
+        folder = short_run(tmp_path)
+        settings = {"config": folder.config(), "arguments": folder.arguments()}
+        settings[file][name] = 1_000_000
+        folder.write_settings(**settings)
+        monkeypatch.setattr(experiment, "open_env", None)
+        monkeypatch.setattr(th, "set_num_threads", None)
+        printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+        assert f"ask for {said}, but its checkpoint was made with 1" in printed
+
     def test_a_folder_without_a_run(self, tmp_path, monkeypatch, capfd):
         assert "is not a run" in self.refusal(monkeypatch, capfd, "--resume", tmp_path)
 

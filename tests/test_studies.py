@@ -27,7 +27,7 @@ from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
 from tests.commands import called, td3x
-from tests.studies import SHORT, made, nodes, saved_steps, study, tables
+from tests.studies import SHORT, made, nodes, resumed_at, saved_steps, study, tables
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
 
@@ -79,15 +79,17 @@ class TestFile:
         assert all(type(value) is int for value in (made_of.eval_freq, made_of.save_freq, made_of.threads, run.seed))
         assert made_of.hyperparameters()["action_noise"] is None
 
-    def test_the_benchmarks_files_repeat_every_run_whose_scores_are_kept(self):
+    def test_the_benchmarks_files_have_the_lengths_of_the_runs_whose_scores_are_kept(self):
         folder = Path(__file__).parent.parent / "benchmarks"
         options, algorithms = (*grid.OPTIONS, "arguments", "noise_std", "kernels"), ("td3x", "sb3_td3", "sb3_tqc")
         files = [folder / f"{name}.yml" for name in ("returns", "screening", "others")]
         steps = {run.name: run.options["steps"] for path in files for run in grid.read(path, options, algorithms)}
         assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in steps
-        for path in (folder / "results" / "returns").glob("*.csv"):
+        kept = [path for path in (folder / "results" / "returns").glob("*.csv") if path.stem in steps]
+        assert len(kept) > 20
+        for path in kept:
             *_, last = csv.DictReader(path.read_text().splitlines())
-            assert steps.get(path.stem) == int(last["timesteps"]), path.stem
+            assert steps[path.stem] == int(last["timesteps"]), path.stem
 
     @pytest.mark.parametrize(
         ("changes", "complaint"),
@@ -359,6 +361,21 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
             attempt.check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), StudyFolder.at(tmp_path))
 
+    def test_a_run_whose_settings_are_damaged_fails_alone(self, tmp_path):
+        runs = study(tmp_path / "s.yml", steps=250)
+        made(runs, tmp_path)
+        longer = study(tmp_path / "s.yml", steps=250)
+        for run in runs:
+            StudyFolder.at(tmp_path).table(run).unlink()
+        damaged = RunDir.open(StudyFolder.at(tmp_path).run(runs[0]))
+        damaged.args_file.write_text("a: [")
+        for path in damaged.checkpoints.glob("*_250_steps"):
+            shutil.rmtree(path)
+        attempt.check(longer, StudyFolder.at(tmp_path))
+        outcomes = made(longer, tmp_path)
+        assert "args.yml cannot be read" in outcomes[runs[0].name].error
+        assert outcomes[runs[1].name].is_finished
+
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
         def train(run, path):
             if run.seed == 0:
@@ -372,6 +389,35 @@ class TestGoingOn:
         log = (StudyFolder.at(tmp_path).run(runs[0]) / "output.log").read_text()
         assert "Traceback" in log
         assert "no luck" in log
+
+
+class TestOnly:
+    """One run of a study as one job of a scheduler."""
+
+    def test_makes_the_run_of_this_number_and_no_other(self, tmp_path, monkeypatch, capfd):
+        first, second = study(tmp_path / "s.yml", steps=250)
+        for _ in range(2):  # a job that is started again finds it finished
+            code, _ = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--only", 1, "--out", tmp_path)
+            assert code == 0
+        folder = StudyFolder.at(tmp_path)
+        assert folder.is_finished(second)
+        assert not folder.run(first).exists()
+        assert (folder.run(second) / "output.log").read_text().count("at step 0 of 250") == 1
+
+    def test_that_is_stopped_is_resumed_by_the_same_command(self, tmp_path, monkeypatch, capfd):
+        (run,) = study(tmp_path / "s.yml", seeds=[0])
+        command = ("study", tmp_path / "s.yml", "--only", 0, "--out", tmp_path)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 120)
+            assert called(monkeypatch, capfd, *command)[0] == 1
+        assert called(monkeypatch, capfd, *command)[0] == 0
+        assert resumed_at(tmp_path, run) == [120]
+
+    def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, monkeypatch, capfd):
+        study(tmp_path / "s.yml")
+        code, printed = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)
+        assert code == 2
+        assert "has 2 runs: --only can be 0 to 1, not 2" in printed
 
 
 class TestSearch:

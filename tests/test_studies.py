@@ -361,21 +361,6 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
             attempt.check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), StudyFolder.at(tmp_path))
 
-    def test_a_run_whose_settings_are_damaged_fails_alone(self, tmp_path):
-        runs = study(tmp_path / "s.yml", steps=250)
-        made(runs, tmp_path)
-        longer = study(tmp_path / "s.yml", steps=250)
-        for run in runs:
-            StudyFolder.at(tmp_path).table(run).unlink()
-        damaged = RunDir.open(StudyFolder.at(tmp_path).run(runs[0]))
-        damaged.args_file.write_text("a: [")
-        for path in damaged.checkpoints.glob("*_250_steps"):
-            shutil.rmtree(path)
-        attempt.check(longer, StudyFolder.at(tmp_path))
-        outcomes = made(longer, tmp_path)
-        assert "args.yml cannot be read" in outcomes[runs[0].name].error
-        assert outcomes[runs[1].name].is_finished
-
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
         def train(run, path):
             if run.seed == 0:

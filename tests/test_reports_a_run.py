@@ -3,6 +3,7 @@
 import base64
 import csv
 import html
+import os
 import re
 import shlex
 import shutil
@@ -145,6 +146,16 @@ class TestContent:
         assert "no training diagnostics" in text
         assert "There is no video" in text
         assert "--resume" not in text
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    @pytest.mark.timeout(60)  # a pipe that nobody writes to blocks whoever opens it
+    def test_pipes_in_place_of_files_are_left_out(self, unfinished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(unfinished.path, run)
+        for name in ("progress.csv", "evaluations.npz", "video/best_model.mp4", "Line-v0/config.yml"):
+            (run / name).unlink()
+            os.mkfifo(run / name)
+        assert "no training diagnostics" in report.render(RunDir.open(run))
 
     def test_a_damaged_run_is_explained(self, unfinished, tmp_path, capfd, monkeypatch):
         run = tmp_path / "run"

@@ -69,7 +69,7 @@ def render(run: RunDir) -> str:
 
     template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    arguments, config = run.arguments(), run.config() if run.config_file.exists() else {}
+    arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
     notes: list[str] = []
     scores, log = _scores(run, notes), _log(run, notes)
     return environment.from_string(template).render(
@@ -92,7 +92,7 @@ def render(run: RunDir) -> str:
 
 
 def _scores(run: RunDir, notes: list[str]) -> Scores | None:
-    if run.evaluations.exists():
+    if run.evaluations.is_file():
         try:
             return of_run(run)
         except (ValueError, OSError) as error:
@@ -104,10 +104,13 @@ def _scores(run: RunDir, notes: list[str]) -> Scores | None:
 
 def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
     """The numeric columns of the log, each of shape ``(lines,)``, NaN where a line has no number."""
+    if not run.log.is_file():
+        notes.append(f"There are no training diagnostics: the run has no log ({run.log.name}).")
+        return {}
     try:
         rows = csv_lines(run.log)
     except (ValueError, OSError) as error:
-        notes.append(f"There are no training diagnostics, because the log cannot be read: {error}")
+        notes.append(f"There are no training diagnostics: the log cannot be read: {error}")
         return {}
     return {name: np.array([_number(row.get(name)) for row in rows]) for name in (rows[0] if rows else {}) if name}
 

@@ -25,7 +25,7 @@ def environment():
 
 def run(folder, kill_at=None):
     """
-    Begin the run in ``folder``, or go on with it, to its end.
+    Begin the run in ``folder``, or resume it, to its end.
 
     :param kill_at: number of the file operation in ``folder`` at which the process is killed
     :return: SHA-256 of the final parameters

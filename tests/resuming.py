@@ -1,4 +1,4 @@
-"""Runs that are saved and go on, and what makes two of them the same."""
+"""Runs that are saved and resumed, and what makes two of them the same."""
 
 import os
 import random
@@ -64,7 +64,7 @@ def assert_same_run(left, right):
 
 
 def run_twice(tmp_path, make_env, save_freq=50, trust=False, **kwargs):
-    """A run at once, and one that goes on from its last checkpoint but one; both save at the same steps."""
+    """A run at once, and one that is resumed from its last checkpoint but one; both save at the same steps."""
     arguments = {"seed": 1, "learning_starts": 20, "batch_size": 8, **kwargs}
     whole = model(make_env(), **arguments)
     whole.learn(STEPS, TD3XCheckpointCallback(save_freq, tmp_path, keep_last=10))

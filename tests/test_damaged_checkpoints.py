@@ -1,4 +1,4 @@
-"""Damage to a checkpoint is found and named, and the run goes on from what is whole."""
+"""Damage to a checkpoint is found and named, and the run is resumed from what is whole."""
 
 import os
 import random
@@ -49,7 +49,7 @@ class TestDamaged:
             victim.write_bytes(content)
         assert resume_run(folder, seeded()).num_timesteps == 100
 
-    def test_the_last_good_checkpoint_goes_on_when_asked_for(self, saved, tmp_path):
+    def test_the_last_good_checkpoint_is_resumed_on_request(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)
         (folder / "td3x_100_steps" / "model.zip").write_bytes(b"")
         whole = resume_run(saved, seeded()).learn(120, resume=True)

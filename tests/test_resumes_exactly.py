@@ -229,7 +229,7 @@ class TestBeforeLearn:
 
 
 class TestItsModel:
-    def test_goes_on_only_where_it_is_told_to(self, tmp_path):
+    def test_continues_only_with_resume_true(self, tmp_path):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         with pytest.raises(ValueError, match="resume=True"):
             resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
@@ -260,7 +260,7 @@ class TestItsModel:
         model(strict()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         assert resume_run(tmp_path, strict()).learn(60, resume=True).num_timesteps == 60
 
-    def test_cut_inside_a_step_it_goes_on_with_the_next_episode(self, tmp_path):
+    def test_cut_inside_a_step_it_continues_with_the_next_episode(self, tmp_path):
         learner = model(seeded(), learning_starts=100).learn(1000, StopTrainingOnMaxEpisodes(2))
         save_run(learner, tmp_path)
         resumed = resume_run(tmp_path, seeded())

@@ -163,7 +163,7 @@ class TestWhenItSaves:
         model(seeded()).learn(100, [StopTrainingOnMaxEpisodes(3), TD3XCheckpointCallback(20, tmp_path)])
         assert self.steps(tmp_path) == [20, 40]
 
-    def test_a_request_to_stop_that_comes_while_learn_begins_is_heeded_once(self, tmp_path):
+    def test_a_request_to_stop_that_comes_while_learn_begins_stops_it_once(self, tmp_path):
         saving = TD3XCheckpointCallback(20, tmp_path)
         saving.save_and_stop()
         algorithm = model(seeded()).learn(100, saving)

@@ -1,4 +1,4 @@
-"""A run that is killed, starved of disk or failed by its environment goes on, and its files are never worse than before."""
+"""A run that is killed, starved of disk or failed by its environment can be resumed, and its files are never worse than before."""
 
 import errno
 import multiprocessing
@@ -103,7 +103,7 @@ class TestFullDisk:
         after = sorted(path.relative_to(folder) for path in folder.rglob("*"))
         assert len(after) <= len(before) + 1  # one more segment at most: nothing half-written is left
 
-    def test_the_run_goes_on_when_there_is_space_again(self, tmp_path, monkeypatch):
+    def test_the_run_is_resumed_when_there_is_space_again(self, tmp_path, monkeypatch):
         whole = model(seeded(), seed=1).learn(100, TD3XCheckpointCallback(20, tmp_path / "whole"))
         learner = model(seeded(), seed=1)
         learner.learn(60, TD3XCheckpointCallback(20, tmp_path / "cut"))

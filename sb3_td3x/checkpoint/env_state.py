@@ -261,7 +261,7 @@ def _get_values(value: Any) -> Any:
 
 
 def _set_attribute(layer: gym.Env | VecEnv, name: str, saved: Any) -> None:
-    present = getattr(layer, name, None)
+    present: Any = getattr(layer, name, None)
     if _are_moments(present):
         present.mean, present.var, present.count = saved["mean"], saved["var"], saved["count"]
     elif isinstance(present, dict) and any(map(_are_moments, present.values())):

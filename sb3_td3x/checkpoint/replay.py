@@ -163,7 +163,7 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
 
     def content(partial: Path) -> None:
         with partial.open("wb") as file:
-            np.savez(file, **{name: array[index] for name, array in _memory(buffer).items()})  # type: ignore[arg-type]
+            np.savez(file, **{name: array[index] for name, array in _memory(buffer).items()})
 
     files.write(path, content)
     return {"file": path.name, "first": first, "last": last, **files.describe(path)}

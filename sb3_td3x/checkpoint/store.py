@@ -20,8 +20,9 @@ CHUNKS, CHUNK = "replay", "transitions_"
 """The folder of transitions, and how the names of its files begin."""
 NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
 """Name of a checkpoint's folder. A copy under another name belongs to the user and is left alone."""
-PARTS = {"number": int, "steps": int, "total": (int, float), "files": dict, "logs": dict, "replay": dict, "versions": dict,
-         "machine": dict}  # fmt: skip
+PARTS: dict[str, Any] = {
+    "number": int, "steps": int, "total": (int, float), **dict.fromkeys(("files", "logs", "replay", "versions", "machine"), dict),
+}  # fmt: skip
 """What a manifest holds."""
 DESCRIBED = {"bytes", "sha256"}
 """What it says of each file."""

@@ -61,7 +61,7 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
             if type(position) is not int or not 0 <= position <= _LAST_POSITIONS[name]:
                 raise ValueError(f"it is at position {position!r} of {_LAST_POSITIONS[name]}")
         generator = BIT_GENERATORS[name](0)
-        generator.state = state
+        generator.state = state  # type: ignore[assignment]
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"invalid state of a random generator: {error}") from error
     return generator.state  # type: ignore[return-value]
@@ -70,7 +70,7 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
     """
     The states of the generators that a run draws from, except the algorithm's own, which is in the model: of Python, numpy,
-    torch (on the CPU, and on the model's device if that is a CUDA device; the others are not initialized) and the action space.
+    torch (on the CPU, and on the model's device if that is a CUDA device; others are not initialized) and the action space.
 
     :param action_space: random actions of the warm-up come from it
     :param device: the model's

@@ -180,7 +180,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         if connection.wait([*sentinels], timeout=5):
             time.sleep(0.1)
         for sentinel in connection.wait([*sentinels], timeout=0):
-            sentinels[sentinel].join(timeout=1)  # type: ignore[index]
+            sentinels[sentinel].join(timeout=1)
         dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
         if not dead:
             raise

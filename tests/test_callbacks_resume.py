@@ -1,4 +1,4 @@
-"""Callbacks, evaluations and TensorBoard around a run that goes on."""
+"""Callbacks, evaluations and TensorBoard around a run that is resumed."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ class TestExactly:
         ]
 
     @pytest.mark.filterwarnings("error:not restored exactly")
-    def test_scores_counters_and_the_best_model_go_on(self, tmp_path):
+    def test_scores_counters_and_the_best_model_continue(self, tmp_path):
         whole = self.callbacks(tmp_path / "whole")
         model(seeded(), seed=1).learn(STEPS, whole)
         cut = self.callbacks(tmp_path / "cut")
@@ -71,7 +71,7 @@ class TestExactly:
         resume_run(tmp_path / "checkpoint", seeded()).learn(80, resumed, resume=True)
         assert resumed.evaluations_results == whole.evaluations_results
 
-    def test_the_clock_of_an_evaluation_goes_on(self, tmp_path, monkeypatch):
+    def test_the_clock_of_an_evaluation_continues(self, tmp_path, monkeypatch):
         clock = [0.0]
         monkeypatch.setattr("sb3_td3x.runs.evaluation.time.perf_counter", lambda: clock[0])
 

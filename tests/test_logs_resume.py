@@ -1,4 +1,4 @@
-"""The progress.csv of a run that goes on: no line is lost, none is there twice, whatever has happened to it."""
+"""The progress.csv of a run that is resumed: no line is lost, none is there twice, whatever has happened to it."""
 
 import csv
 import os
@@ -13,7 +13,7 @@ from tests.resuming import seeded
 from tests.tools import LineEnv, model
 
 
-def test_goes_on_at_the_right_line_though_its_header_has_grown(tmp_path):
+def test_continues_at_the_right_line_though_its_header_has_grown(tmp_path):
     def grow(local, _):
         logger = local["self"].logger
         logger.record("early", 1)
@@ -74,7 +74,7 @@ def test_what_was_recorded_before_a_checkpoint_is_in_the_next_line(tmp_path):
     assert before[1]["train/critic_loss"] != ""
 
 
-def test_means_and_exclusions_go_on(tmp_path):
+def test_means_and_exclusions_continue(tmp_path):
     def learner():
         run = model(seeded(), seed=1)
         run.set_logger(Logger(None, []))

@@ -1,4 +1,4 @@
-"""A run that is killed, starved of disk or failed by its environment can be resumed, and its files are never worse than before."""
+"""A run that is killed, out of disk or failed by its environment can be resumed, and its files are never worse than before."""
 
 import errno
 import multiprocessing

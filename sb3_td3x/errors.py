@@ -5,28 +5,28 @@ from pathlib import Path
 
 class NonFiniteError(ValueError):
     """
-    A NaN or an infinity came from the environment or arose in an update.
+    A NaN, an infinity or a reward beyond 1e15 came from the environment, or a NaN or an infinity arose in an update.
 
-    The replay buffer holds no such value, and no optimiser step was made with it: the weights are those of the last
-    good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are put back, and it
+    The replay buffer holds no such value, and no optimizer step was made with it: the weights are those of the last
+    good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are restored, and it
     clips an infinite terminal observation to a finite one, which passes.
 
     :param tensor: what holds the value, for example ``"reward"`` or ``"critic loss"``
     :param when: where in the run it was found, for example ``"environment step 1200"``
+    :param problem: what is wrong with it, as the rest of a sentence
     """
 
-    def __init__(self, tensor: str, when: str):
+    def __init__(self, tensor: str, when: str, problem: str = "is not finite"):
         super().__init__(
-            f"{tensor} is not finite at {when}. The weights are those of the last good step. "
-            "A NaN from the environment is the environment's to mend (SB3's VecCheckNan finds it); "
-            "in a loss or gradient, lower learning_rate or normalise observations and rewards."
+            f"{tensor} {problem} at {when}. The weights are those of the last good step. "
+            "If it comes from the environment, fix the environment (SB3's VecCheckNan helps to locate NaNs); "
+            "in a loss or gradient, lower learning_rate or normalize observations and rewards."
         )
-        self.tensor = tensor
-        self.when = when
+        self.tensor, self.when, self.problem = tensor, when, problem
 
     # An exception with its own constructor is pickled by its arguments (SubprocVecEnv, Ray)
-    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:
-        return type(self), (self.tensor, self.when)
+    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str, str]]:
+        return type(self), (self.tensor, self.when, self.problem)
 
 
 class ModelFileError(ValueError):

@@ -10,9 +10,11 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 from tests.tools import LineEnv, model
@@ -50,6 +52,23 @@ class CountingGoalEnv(CountingEnv):
         return np.zeros(len(achieved))
 
 
+class EvaluatesOnTheTrainingEnvironment(BaseCallback):
+    """In one of a callback's methods, when so many steps have been made."""
+
+    def __init__(self, method, at):
+        super().__init__()
+        self.at = at
+        setattr(self, method, self.evaluate)
+
+    def _on_step(self):
+        return True
+
+    def evaluate(self):
+        if self.model.num_timesteps == self.at:
+            evaluate_policy(self.model, self.training_env, n_eval_episodes=1)
+        return True
+
+
 class TestAnEpisodeThatDoesNotGoOn:
     def again(self, algorithm, tmp_path):
         return algorithm.learn(25)
@@ -58,18 +77,45 @@ class TestAnEpisodeThatDoesNotGoOn:
         algorithm.set_env(type(algorithm.env.envs[0].unwrapped)())
         return algorithm.learn(25, reset_num_timesteps=False)
 
+    def after_an_evaluation(self, algorithm, tmp_path):
+        evaluate_policy(algorithm, algorithm.get_env(), n_eval_episodes=1)
+        return algorithm.learn(25, reset_num_timesteps=False)
+
+    def after_a_few_steps_by_hand(self, algorithm, tmp_path):
+        for _ in range(3):
+            algorithm.get_env().step(np.zeros((1, 1)))
+        return algorithm.learn(25, reset_num_timesteps=False)
+
+    def after_an_evaluation_of_the_environment_alone(self, algorithm, tmp_path):
+        """As it was given to the constructor, which wraps it."""
+        evaluate_policy(algorithm, algorithm.get_env().envs[0].env, n_eval_episodes=1)
+        return algorithm.learn(25, reset_num_timesteps=False)
+
+    def used_by_a_callback_at_the_next_rollout(self, algorithm, tmp_path):
+        return algorithm.learn(25, EvaluatesOnTheTrainingEnvironment("_on_rollout_start", 15), reset_num_timesteps=False)
+
     def loaded(self, algorithm, tmp_path):
         algorithm.save(tmp_path / "model"), algorithm.save_replay_buffer(tmp_path / "buffer")
         loaded = TD3X.load(tmp_path / "model", env=type(algorithm.env.envs[0].unwrapped)())
         loaded.load_replay_buffer(tmp_path / "buffer")
         return loaded.learn(25, reset_num_timesteps=False)
 
-    @pytest.fixture(params=[again, with_other_environments, loaded])
+    @pytest.fixture(
+        params=[
+            again,
+            with_other_environments,
+            loaded,
+            after_an_evaluation,
+            after_a_few_steps_by_hand,
+            after_an_evaluation_of_the_environment_alone,
+            used_by_a_callback_at_the_next_rollout,
+        ]
+    )
     def go_on(self, request, tmp_path):
         return lambda algorithm: request.param(self, algorithm, tmp_path)
 
     def test_ends_n_step_returns(self, go_on):
-        buffer = go_on(model(CountingEnv(), n_steps=3, gamma=1.0).learn(15)).replay_buffer
+        buffer = go_on(model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0).learn(15)).replay_buffer
         batch = buffer._get_samples(np.array([11, 13, 14]), env=None)
         assert batch.rewards.flatten().tolist() == [12 + 13 + 14, 14 + 15, 15]
         assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
@@ -78,7 +124,9 @@ class TestAnEpisodeThatDoesNotGoOn:
     def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, go_on):
         """A buffer that handles no time limits never writes its ``timeouts`` again."""
         kwargs = {"handle_timeout_termination": False}
-        algorithm = go_on(model(CountingEnv(), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15))
+        algorithm = go_on(
+            model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15)
+        )
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15
         algorithm.learn(20, reset_num_timesteps=False)
         rewards = algorithm.replay_buffer.rewards[:, 0]
@@ -89,10 +137,23 @@ class TestAnEpisodeThatDoesNotGoOn:
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
-            algorithm = go_on(model(CountingGoalEnv(), **settings).learn(30))
+            algorithm = go_on(model(OrderEnforcing(CountingGoalEnv()), **settings).learn(30))
         batch = algorithm.replay_buffer.sample(500)
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
+
+    @pytest.mark.parametrize("normalizes", [False, True])
+    def test_is_one_during_which_a_callback_used_the_environment(self, normalizes):
+        """Between two rollouts and inside a step, whose observation ``VecNormalize`` no longer has."""
+        env = DummyVecEnv([CountingEnv] * 2)
+        algorithm = model(VecNormalize(env) if normalizes else env, gradient_steps=0, learning_starts=1000)
+        callbacks = [
+            EvaluatesOnTheTrainingEnvironment(method, at) for method, at in (("_on_rollout_start", 10), ("_on_step", 24))
+        ]
+        buffer = algorithm.learn(80, callbacks).replay_buffer
+        assert buffer.size() == (39 if normalizes else 40)
+        moved = buffer.next_observations[: buffer.size()] - buffer.observations[: buffer.size()]
+        assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
 
     def stop(self, algorithm):
         algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))

@@ -24,9 +24,10 @@ from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
 from sb3_td3x.checkpoint.callback_state import Callbacks
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common import files, random_state
-from sb3_td3x.common.resumable import Resumable, SelfResumable, explained_deaths
+from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import cut
 from sb3_td3x.common.validation import check_int
+from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed

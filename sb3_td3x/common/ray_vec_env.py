@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_td3x.common import validation
-from sb3_td3x.common.resumable import explained_deaths
+from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import EnvironmentDiedError
 
 try:

@@ -1,12 +1,8 @@
 """What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run be continued."""
 
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -16,16 +12,17 @@ from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import cut
-from sb3_td3x.errors import EnvironmentDiedError
+from sb3_td3x.common.vec_envs import EnvironmentUse, copied
+from sb3_td3x.errors import NonFiniteError
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
-TRANSIENT = ("_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout")
+TRANSIENT = (
+    "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_use", "_expected_use",
+)  # fmt: skip
 """Attributes of ``Resumable`` that belong to the process and are not saved."""
-CLOSE_SECONDS = 5.0
-"""What processes of environments have to answer and end; then they are killed."""
 
 
 class StopTraining(Exception):
@@ -70,6 +67,8 @@ class Resumable(OffPolicyAlgorithm):
     _rows_stored = 0  # steps that this process has put into the replay buffer
     _stops_before_next_step = False
     _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
+    _env_use: EnvironmentUse | None = None
+    _expected_use = 0  # its count if nobody else has used the environments
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -90,7 +89,13 @@ class Resumable(OffPolicyAlgorithm):
                 )
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
-        return super().learn(total_timesteps, *args, **kwargs)
+        try:
+            return super().learn(total_timesteps, *args, **kwargs)
+        except NonFiniteError as error:
+            if self.resumptions:
+                error.args = (f"{error} If the run ends like this whenever it is resumed, resume an earlier checkpoint: "
+                              "resume_run(..., checkpoint=STEPS), td3x train --resume RUN --checkpoint STEPS.",)  # fmt: skip
+            raise
 
     def stop_before_next_step(self) -> None:
         """End ``learn`` before the next environment step, inside a rollout if need be."""
@@ -117,17 +122,44 @@ class Resumable(OffPolicyAlgorithm):
         if self._stops_before_next_step:
             self._stops_before_next_step, self._is_inside_rollout = False, True
             raise StopTraining
+        if self._is_env_used_by_others():
+            self._begin_new_episodes()
         self._is_stored = False  # the environments make their step next
+        self._expected_use += 1
         return super()._sample_action(*args, **kwargs)
 
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
-        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-        # SB3 keeps it for on-policy algorithms only; a copy, because some environments write into one array at every step
-        self._last_episode_starts = np.array(dones)
+        is_used_by_others = self._is_env_used_by_others()
+        if not (is_used_by_others and self._vec_normalize_env):  # VecNormalize holds the others' observations by now
+            super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+            self._rows_stored += 1
+        # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
+        self._last_obs, self._last_episode_starts = copied(new_obs), np.array(dones)
         self._is_stored = True
-        self._rows_stored += 1
+        if is_used_by_others:
+            self._begin_new_episodes()
+
+    def _is_env_used_by_others(self) -> bool:
+        """Whether anyone has stepped or reset the environments since the learner last did, an evaluation for example."""
+        return self._env_use is not None and self._env_use.count != self._expected_use
+
+    def _begin_new_episodes(self) -> None:
+        """Truncate the episodes in the replay buffer, which will not continue, and reset the environments."""
+        cut(self.replay_buffer)
+        self._last_obs = self.env.reset()  # type: ignore[union-attr, assignment]
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        if self._vec_normalize_env is not None:
+            self._last_original_obs = self._vec_normalize_env.get_original_obs()  # type: ignore[assignment]
+        if self.action_noise is not None:
+            self.action_noise.reset()
+        self._take_over_reset()
+
+    def _take_over_reset(self) -> None:
+        """Start from where the environments are now, after a reset or where a saved run continues."""
+        self._last_obs = copied(self._last_obs)
+        self._expected_use = 0 if self._env_use is None else self._env_use.count
 
     def _setup_learn(
         self,
@@ -139,6 +171,9 @@ class Resumable(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and self._on_resume is not None:
             raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
+        last_use, self._env_use = self._env_use, None if self.env is None else EnvironmentUse.of(self.env)
+        if last_use is self._env_use and self._is_env_used_by_others():
+            self._last_obs = None  # so SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             cut(self.replay_buffer)  # SB3 resets the environments
         has_logger = self._custom_logger
@@ -160,53 +195,8 @@ class Resumable(OffPolicyAlgorithm):
             self.resumptions = []
         elif self._on_resume is not None:
             self._on_resume(result[1])
+        self._take_over_reset()
         return result
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *TRANSIENT, *self.only_in_checkpoints]
-
-
-@contextmanager
-def explained_deaths(env: VecEnv | None) -> Iterator[None]:
-    """Say which environments' processes have ended where SB3 would raise what its pipe raises."""
-    try:
-        yield
-    except (EOFError, ConnectionError) as error:
-        innermost = None if env is None else env.unwrapped
-        if not isinstance(innermost, SubprocVecEnv):
-            raise
-        # A pipe closes a moment before its process ends, and others may end at the same time
-        sentinels = {process.sentinel: process for process in innermost.processes}
-        if connection.wait([*sentinels], timeout=5):
-            time.sleep(0.1)
-        for sentinel in connection.wait([*sentinels], timeout=0):
-            sentinels[sentinel].join(timeout=1)
-        dead = {index: process.exitcode for index, process in enumerate(innermost.processes) if not process.is_alive()}
-        if not dead:
-            raise
-        innermost.waiting = False  # `close` would wait for answers that are read already or will not come
-        alive = [pair for pair in zip(innermost.processes, innermost.remotes, strict=True) if pair[0].is_alive()]
-        innermost.processes, innermost.remotes = [pair[0] for pair in alive], tuple(pair[1] for pair in alive)
-        codes = ", ".join(map(str, dead.values()))
-        how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
-        raise EnvironmentDiedError(list(dead), how) from error
-
-
-def close_env(env: VecEnv) -> None:
-    """Close environments, also where a process of theirs has died; one that does not answer is killed."""
-    innermost = env.unwrapped
-    processes = innermost.processes if isinstance(innermost, SubprocVecEnv) else []
-
-    def kill() -> None:
-        for process in processes:
-            process.kill()
-
-    killer = threading.Timer(CLOSE_SECONDS, kill)
-    killer.daemon = True
-    killer.start()
-    try:
-        with suppress(EOFError, ConnectionError):
-            env.close()
-    finally:
-        killer.cancel()
-        kill()  # what is left after an error

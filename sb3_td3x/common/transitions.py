@@ -21,18 +21,32 @@ from sb3_td3x.errors import NonFiniteError
 # The classes that are picked when the user names none, all but the last by SB3
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
 
+MAX_REWARD = 1e15
+"""Values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32."""
+
 
 def stored_transitions(buffer: ReplayBuffer) -> int:
     """Number of transitions in the buffer, over all environments."""
     return buffer.size() * buffer.n_envs
 
 
-def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None) -> ReplayBufferSamples:
+def sample(
+    buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
+) -> ReplayBufferSamples:
     """
     ``buffer.sample`` without SB3's second copy: what it gathers from the memory is a copy already.
 
     A buffer class with a ``to_torch`` of its own keeps it.
+
+    :raises NonFiniteError: for a reward of a hindsight goal that is not finite or too large to learn from
     """
+    batch = _sample(buffer, batch_size, normalization)
+    if isinstance(buffer, HerReplayBuffer):  # it has just computed them; other rewards were checked when they were stored
+        check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
+    return batch
+
+
+def _sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None) -> ReplayBufferSamples:
     if type(buffer).to_torch is not BaseBuffer.to_torch or "to_torch" in vars(buffer):
         return buffer.sample(batch_size, env=normalization)
     buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
@@ -191,19 +205,48 @@ def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str
             raise NonFiniteError(label, when)
 
 
-def require_finite_step(
+def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
+    """
+    :raises NonFiniteError: for a NaN, an infinity, or an absolute value above ``MAX_REWARD``
+    """
+    if not (np.abs(rewards) <= MAX_REWARD).all():  # false for a NaN
+        is_finite = np.isfinite(rewards).all()
+        raise NonFiniteError(name, when, f"is beyond {MAX_REWARD:.0e}" if is_finite else "is not finite")
+
+
+def check_transition(
+    actions: np.ndarray,
     observations: np.ndarray | dict[str, np.ndarray],
     rewards: np.ndarray,
     dones: np.ndarray,
     infos: list[dict[str, Any]],
+    normalization: VecNormalize | None,
     when: str,
 ) -> None:
-    """``require_finite`` of all that an environment step gave, the last observations of ended episodes among it."""
-    require_finite(rewards, "reward", when)
+    """
+    Check what one step of the environments adds to the replay buffer.
+
+    :param observations: after the step; the terminal ones are in ``infos``
+    :param rewards: as they are learned from
+    :param normalization: if there is one, the observations and rewards before it are stored
+    :raises NonFiniteError: naming what is not finite, or a reward that is too large
+    :raises ValueError: for an end or a time limit that is neither true nor false, ``None`` for example
+    """
+    require_finite(actions, "action (the exploration noise is part of it)", when)
+    check_rewards(rewards, "reward", when)
+    if normalization is not None:
+        observations = normalization.get_original_obs()
+        require_finite(normalization.get_original_reward().astype(np.float32), "reward", when)
     require_finite(observations, "observation", when)
-    for done, info in zip(dones, infos, strict=True):
+    for index, (done, info) in enumerate(zip(dones, infos, strict=True)):
         if done and "terminal_observation" in info:
             require_finite(info["terminal_observation"], "terminal observation", when)
+        is_truncated = info.get("TimeLimit.truncated", False)
+        if done not in (0, 1) or is_truncated not in (0, 1):
+            raise ValueError(
+                f"environment {index} ended its episode with {done!r} and its time limit with {is_truncated!r} at {when}: "
+                'terminated, truncated and info["TimeLimit.truncated"] must be True or False'
+            )
 
 
 def _named_arrays(observation: np.ndarray | Mapping[str, np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:

@@ -20,9 +20,9 @@ from sb3_td3x.checkpoint.run import VERSIONS
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.common.resumable import close_env
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import check_int
+from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.runs import settings

@@ -1,21 +1,25 @@
-"""Normalising observations inside the policy, with statistics that are learned while acting and saved with the networks."""
+"""Observation normalization inside the policy, with statistics that are collected while acting and saved with the networks."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import TensorDict
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-EPSILON, CLIP = 1e-8, 10.0  # VecNormalize's
+EPSILON, CLIP = 1e-8, 10.0  # the defaults of SB3's VecNormalize
+CHUNK = 10_000
+"""Steps of a replay buffer that are counted at a time."""
 
 
 class RunningMoments(nn.Module):
     """
-    Mean and variance of all observations so far, per number, as SB3's ``RunningMeanStd`` computes them.
+    Elementwise mean and variance of all observations so far, computed like SB3's ``RunningMeanStd``.
 
     :param shape: of one observation
     """
@@ -26,19 +30,23 @@ class RunningMoments(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        # In float32 a million observations would hardly move the mean any more
+        # In float32 the mean would hardly move after a million observations
         self.register_buffer("mean", th.zeros(shape, dtype=th.float64))
         self.register_buffer("var", th.ones(shape, dtype=th.float64))
         self.register_buffer("count", th.full((), 1e-4, dtype=th.float64))
 
+    def reset(self) -> None:
+        """Forget all observations. As in ``update`` the tensors stay the same objects, for compiled updates."""
+        self.mean.zero_(), self.var.fill_(1), self.count.fill_(1e-4)
+
     def update(self, batch: np.ndarray) -> None:
-        """:param batch: ``(observations, *shape)``. The tensors stay the same, so compiled updates see what is in them."""
+        """:param batch: ``(observations, *shape)``"""
         new = th.as_tensor(batch, dtype=th.float64, device=self.mean.device)
-        n, old = len(new), self.count.clone()
-        total, delta = old + n, new.mean(0) - self.mean
-        spread = self.var * old + new.var(0, correction=0) * n + delta**2 * old * n / total
+        n, old_count = len(new), self.count.clone()
+        total, delta = old_count + n, new.mean(0) - self.mean
+        squares = self.var * old_count + new.var(0, correction=0) * n + delta**2 * old_count * n / total
         self.mean += delta * n / total
-        self.var.copy_(spread / total)
+        self.var.copy_(squares / total)
         self.count.copy_(total)
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
@@ -48,11 +56,11 @@ class RunningMoments(nn.Module):
 
 class ObservationNormalizer(nn.Module):
     """
-    ``RunningMoments`` of an observation, or of each part of a Dict that is a vector. Images and discrete parts pass.
+    ``RunningMoments`` of an observation, or of each vector in a Dict. Images and discrete parts are left as they are.
 
     :param space: the observation space
-    :param normalized_images: whether images are between 0 and 1 already; as for SB3 any ``Box`` of three axes is one then
-    :raises ValueError: if there is no vector in it
+    :param normalized_images: whether images are between 0 and 1 already; SB3 then takes any ``Box`` of three axes for one
+    :raises ValueError: if the space has no vectors
     """
 
     def __init__(self, space: spaces.Space, normalized_images: bool = False):
@@ -65,13 +73,34 @@ class ObservationNormalizer(nn.Module):
         shapes = [parts[key].shape for key in self.keys]
         if not self.keys:
             raise ValueError(f"normalize_observations is for vectors, and there are none in {space}")
-        # Names of modules may hold no dots, keys of a Dict may
+        # A list, because names of modules may not contain dots and keys of a Dict may
         self.moments: Sequence[RunningMoments] = nn.ModuleList(map(RunningMoments, shapes))  # type: ignore[arg-type, assignment]
 
     def update(self, observations: np.ndarray | Mapping[str, np.ndarray]) -> None:
         """:param observations: of all environments, as the policy gets them"""
         for key, moments in zip(self.keys, self.moments, strict=True):
             moments.update(observations[key] if isinstance(observations, Mapping) else observations)
+
+    def count_stored(self, buffer: ReplayBuffer, normalization: VecNormalize | None) -> None:
+        """
+        Count a replay buffer's observations anew if it holds more than were counted, because it was loaded or filled by hand.
+
+        :param normalization: applied before, as while acting
+        """
+        if round(self.moments[0].count.item()) >= buffer.size() * buffer.n_envs:
+            return
+        for moments in self.moments:
+            moments.reset()
+
+        def rows(stored: np.ndarray, start: int) -> np.ndarray:
+            return stored[start : min(start + CHUNK, buffer.size())].reshape(-1, *stored.shape[2:])
+
+        for start in range(0, buffer.size(), CHUNK):
+            if isinstance(buffer.observations, dict):
+                chunk = {key: rows(stored, start) for key, stored in buffer.observations.items()}
+            else:
+                chunk = rows(buffer.observations, start)
+            self.update(chunk if normalization is None else normalization.normalize_obs(chunk))
 
     def forward(self, observations: th.Tensor | TensorDict) -> th.Tensor | TensorDict:
         if not isinstance(observations, dict):
@@ -82,10 +111,10 @@ class ObservationNormalizer(nn.Module):
 
 class NormalizesObservations(BaseFeaturesExtractor):
     """
-    A features extractor behind an ``ObservationNormalizer``.
+    A features extractor that gets normalized observations.
 
     :param extractor: whose features are returned
-    :param normalizer: one for all networks of a policy
+    :param normalizer: shared by all networks of a policy
     """
 
     def __init__(self, extractor: BaseFeaturesExtractor, normalizer: ObservationNormalizer):

@@ -33,7 +33,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions
-from sb3_td3x.common.resumable import Resumable, explained_deaths
+from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.validation import (
     AUTO,
     CHECKS,
@@ -41,6 +41,7 @@ from sb3_td3x.common.validation import (
     check_int,
     check_learning_rate,
 )
+from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_buffer
@@ -48,6 +49,7 @@ from sb3_td3x.td3x import diagnostics, exploration, gradient_step, onnx, policie
 from sb3_td3x.td3x.compiled import FastUpdate, choose
 from sb3_td3x.td3x.exploration import Annealing, LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
+from sb3_td3x.td3x.normalizer import ObservationNormalizer
 from sb3_td3x.td3x.policies import class_load
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
@@ -395,14 +397,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
         self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
         self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
+        self._count_observations()
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        try:
-            with self._statistics.kept_if_finite():
-                transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
-        except NonFiniteError:
-            self._last_obs = None  # otherwise the next `learn` would not reset
-            raise
         # A model loaded without its buffer continues past `learning_starts`, where SB3 would train on one transition. And an
         # automatic number of steps may end before the first episode does, which hindsight replay waits for
         self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
@@ -413,6 +409,22 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         self._choose_path(reset_num_timesteps)
         return result
+
+    def _take_over_reset(self) -> None:
+        super()._take_over_reset()
+        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
+        try:
+            with self._statistics.kept_if_finite():
+                transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        except NonFiniteError:
+            self._last_obs = None  # otherwise the next `learn` would not reset
+            raise
+
+    def _count_observations(self) -> None:
+        """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
+        if getattr(self.policy, "normalize_observations", False):
+            normalizer: ObservationNormalizer = self.policy.normalizer  # type: ignore[assignment]
+            normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """Not below 0, as it is in SB3 when the last rollout goes past the end: a schedule may be negative there."""
@@ -434,14 +446,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        normalizer = self._vec_normalize_env
-        raw_obs, raw_reward = (
-            (new_obs, reward) if normalizer is None else (normalizer.get_original_obs(), normalizer.get_original_reward())
-        )
-        with self._statistics.kept_if_finite():
-            transitions.require_finite_step(raw_obs, raw_reward, dones, infos, f"environment step {self.num_timesteps}")
-        if getattr(self.policy, "normalize_observations", False):
-            self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
+        normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
+        if normalization is None or not self._is_env_used_by_others():
+            with self._statistics.kept_if_finite():
+                transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
+            if getattr(self.policy, "normalize_observations", False):
+                self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     @_torch_settings()
@@ -461,13 +471,14 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._check_settings()
         self.policy.set_training_mode(True)
         self._update_learning_rates()
+        self._count_observations()
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma  # a return has one discount, the model's
         settings, updater, losses = self._update_settings(), self._get_updater(), []
         try:
             with updater.running(self.batch_size):
                 for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-                    batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env)
+                    batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env, f"update {number}")
                     with_actor = number % self.policy_delay == 0
                     losses.append(updater(batch, self._draw_noise(batch), settings, with_actor, number))
                     if (errors := losses[-1].errors) is not None:

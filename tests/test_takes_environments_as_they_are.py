@@ -1,0 +1,228 @@
+"""What is stored is what the environment gave: also where arrays are used again; and what cannot be learned from is named."""
+
+import multiprocessing
+import os
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
+
+from sb3_td3x import TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common import vec_envs
+from sb3_td3x.errors import EnvironmentDiedError, NonFiniteError
+from sb3_td3x.runs.environments import EpisodeSeeds
+from tests.tools import LineEnv, model
+
+DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
+LENGTH = 7
+
+
+class OneArray(LineEnv):
+    """Writes every observation into one array per space."""
+
+    def __init__(self, observation_space=None):
+        super().__init__(observation_space, length=LENGTH)
+        self.arrays = {}
+
+    def _observe(self, space):
+        if isinstance(space, spaces.Dict):
+            return super()._observe(space)
+        array = self.arrays.setdefault(id(space), np.zeros(space.shape, space.dtype))
+        array[:] = self.position
+        return array
+
+
+class OneVecArray(VecEnvWrapper):
+    """Writes the observations of all environments into one array."""
+
+    def reset(self):
+        self.array = self.venv.reset()
+        return self.array
+
+    def step_wait(self):
+        observations, *rest = self.venv.step_wait()
+        for array, new in zip(*map(parts, (self.array, observations)), strict=True):
+            array[:] = new
+        return self.array, *rest
+
+
+def parts(observations):
+    return list(observations.values()) if isinstance(observations, dict) else [observations]
+
+
+VEC_ENVS = {
+    "one environment": lambda space: DummyVecEnv([partial(OneArray, space)]),
+    "with a Monitor": lambda space: DummyVecEnv([lambda: Monitor(OneArray(space))]),
+    "as td3x train wraps it": lambda space: DummyVecEnv([lambda: Monitor(EpisodeSeeds(OneArray(space), 0))]),
+    "processes": lambda space: SubprocVecEnv([partial(OneArray, space)] * 2, start_method="fork"),
+    "processes with Monitors": lambda space: SubprocVecEnv([lambda: Monitor(OneArray(space))] * 2, start_method="fork"),
+    "one array of all environments": lambda space: OneVecArray(DummyVecEnv([partial(LineEnv, space, length=LENGTH)] * 2)),
+    "normalized": lambda space: VecNormalize(OneVecArray(DummyVecEnv([partial(OneArray, space)] * 2))),
+}
+
+
+class TestArraysThatAreUsedAgain:
+    @pytest.mark.parametrize("space", [None, DICT], ids=["flat", "Dict"])
+    @pytest.mark.parametrize("build", VEC_ENVS.values(), ids=VEC_ENVS)
+    def test_each_transition_moves_by_its_action(self, build, space):
+        env = build(space)
+        buffer = model(env, "MultiInputPolicy" if space else "MlpPolicy", gradient_steps=0).learn(5 * LENGTH).replay_buffer
+        moved = [
+            (after - before)[: buffer.size(), ..., 0]
+            for before, after in zip(parts(buffer.observations), parts(buffer.next_observations), strict=True)
+        ]
+        for one in moved:
+            np.testing.assert_allclose(one, 0.2 * buffer.actions[: buffer.size(), :, 0], atol=1e-5)
+        env.close()
+
+    def test_a_copy_of_the_environment_steps_itself(self):
+        env = DummyVecEnv([lambda: Monitor(OneArray())])
+        learner = model(env, gradient_steps=0).learn(10)
+        copy = vec_envs.copy.deepcopy(env)
+        copy.reset()
+        before = env.envs[0].unwrapped.time
+        copy.step(np.zeros((1, 1)))
+        assert (env.envs[0].unwrapped.time, copy.envs[0].unwrapped.time) == (before, 1)
+        assert not learner._is_env_used_by_others()
+
+
+class Spoilt(LineEnv):
+    """Returns something else than it should at one step."""
+
+    def __init__(self, at, spoil):
+        super().__init__()
+        self.left, self.spoil = at, spoil
+
+    def step(self, action):
+        self.left -= 1
+        result = super().step(action)
+        return self.spoil(*result) if self.left == 0 else result
+
+
+class TestWhatCannotBeLearnedFrom:
+    def learn(self, spoil, **settings):
+        return model(settings.pop("env", DummyVecEnv)([lambda: Spoilt(15, spoil)]), **settings).learn(30)
+
+    @pytest.mark.parametrize("env", [DummyVecEnv, partial(SubprocVecEnv, start_method="fork")], ids=["here", "in processes"])
+    def test_a_time_limit_of_none(self, env):
+        with pytest.raises(ValueError, match=r"environment 0 .* time limit with None at environment step 15: .*True or False"):
+            self.learn(lambda o, r, terminated, _, info: (o, r, terminated, None, info), env=env)
+
+    def test_an_info_of_none(self):
+        class Wrapper(VecEnvWrapper):
+            def reset(self):
+                return self.venv.reset()
+
+            def step_wait(self):
+                observations, rewards, dones, infos = self.venv.step_wait()
+                return observations, rewards, dones, [{**info, "TimeLimit.truncated": None} for info in infos]
+
+        with pytest.raises(ValueError, match="time limit with None at environment step 1:"):
+            model(Wrapper(DummyVecEnv([LineEnv]))).learn(5)
+
+    def test_noise_that_is_not_finite(self):
+        with pytest.raises(NonFiniteError, match=r"action \(the exploration noise .* is not finite at environment step 1\."):
+            model(action_noise=NormalActionNoise(np.full(1, np.nan), np.ones(1))).learn(5)
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_a_reward_whose_square_would_overflow(self, sign):
+        reward = sign * 1.1e15
+        with pytest.raises(NonFiniteError, match=r"reward is beyond 1e\+15 at environment step 15"):
+            self.learn(lambda o, _, *rest: (o, reward, *rest))
+        assert self.learn(lambda o, _, *rest: (o, 0.9 * reward, *rest))._n_updates == 20
+
+    def test_such_a_reward_is_taken_where_it_is_normalized(self):
+        env = VecNormalize(DummyVecEnv([lambda: Spoilt(15, lambda o, _, *rest: (o, 1e30, *rest))]))
+        assert model(env).learn(30)._n_updates == 20
+
+    def test_a_reward_of_a_hindsight_goal(self):
+        class Goals(LineEnv):
+            def __init__(self):
+                super().__init__(spaces.Dict({key: spaces.Box(-10, 10, (1,)) for key in GOAL_KEYS}))
+
+            def compute_reward(self, achieved, desired, info):
+                return np.full(len(achieved), 1e38)
+
+        learner = model(Goals(), "MultiInputPolicy", replay_buffer_class=HerReplayBuffer, learning_starts=25)
+        with pytest.raises(NonFiniteError, match=r"hindsight goal \(compute_reward\) is beyond 1e\+15 at update 1\."):
+            learner.learn(60)
+
+    def test_in_a_resumed_run_the_error_names_the_way_back(self, tmp_path):
+        save_run(model().learn(20), tmp_path)
+        resumed = resume_run(tmp_path, LineEnv())
+        resumed.replay_buffer.rewards[:] = 1e38
+        with pytest.raises(NonFiniteError, match=r"loss.*td3x train --resume RUN --checkpoint STEPS"):
+            resumed.learn(60, resume=True)
+        fresh = model().learn(20)
+        fresh.replay_buffer.rewards[:] = 1e38
+        with pytest.raises(NonFiniteError, match=r"loss(?!.*--checkpoint)"):
+            fresh.learn(60, reset_num_timesteps=False)
+
+
+GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
+
+
+EXIT = partial(os._exit, 3)
+
+
+class Ending(LineEnv):
+    """Its process ends, or hangs, at one step."""
+
+    def __init__(self, at=0, how=EXIT):
+        super().__init__()
+        self.left, self.how = at, how
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            self.how()
+        return super().step(action)
+
+
+@pytest.mark.timeout(120)
+class TestProcessesOfEnvironments:
+    def test_that_end_are_all_named_and_none_stays(self):
+        env = SubprocVecEnv([Ending, partial(Ending, 15), Ending, partial(Ending, 15)])
+        processes = env.processes
+        with pytest.raises(EnvironmentDiedError, match=r"environment 1, 3 ended with exit code 3, 3") as caught:
+            model(env, gradient_steps=0).learn(100)
+        assert caught.value.which == [1, 3]
+        assert not any(process.is_alive() for process in processes)
+        env.close()
+
+    @pytest.mark.parametrize("at", ["a step", "a reset", "a save"])
+    def test_that_are_killed_are_named(self, at, tmp_path):
+        env = SubprocVecEnv([LineEnv] * 3)
+        learner = model(env, gradient_steps=0).learn(30)
+        env.processes[2].kill()
+        go_on = {
+            "a step": lambda: learner.learn(30, reset_num_timesteps=False),
+            "a reset": lambda: learner.learn(30),
+            "a save": lambda: save_run(learner, tmp_path),
+        }
+        with pytest.raises(EnvironmentDiedError, match=r"environment 2 ended with exit code -9"):
+            go_on[at]()
+        env.close()
+
+    def test_leave_a_run_to_resume(self, tmp_path):
+        env = SubprocVecEnv([Ending, partial(Ending, 25)])
+        with pytest.raises(EnvironmentDiedError):
+            model(env).learn(200, TD3XCheckpointCallback(10, tmp_path))
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            learner = resume_run(tmp_path, DummyVecEnv([LineEnv, LineEnv])).learn(200, resume=True)
+        assert learner.num_timesteps == 200
+
+    def test_that_hang_do_not_keep_the_run_from_closing(self, monkeypatch):
+        monkeypatch.setattr(vec_envs, "CLOSE_TIMEOUT", 0.3)
+        env = SubprocVecEnv([Ending, partial(Ending, 1, partial(time.sleep, 1000))])
+        env.reset()
+        env.step_async(np.zeros((2, 1)))
+        vec_envs.close_env(env)
+        assert not any(process.is_alive() for process in env.processes)
+        assert not {process.pid for process in env.processes} & {child.pid for child in multiprocessing.active_children()}

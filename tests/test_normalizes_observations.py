@@ -5,7 +5,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.td3x.normalizer import ObservationNormalizer, RunningMoments
@@ -58,6 +58,42 @@ class TestStatistics:
         before = weights(algorithm)
         algorithm.predict(np.ones((5, 3)))
         assert largest_difference(weights(algorithm), before) == 0
+
+    @pytest.mark.parametrize("normalizes", [False, True])
+    @pytest.mark.parametrize("space", [None, spaces.Dict({"vector": spaces.Box(-10, 10, (2,))})], ids=["flat", "Dict"])
+    def test_of_a_buffer_that_this_model_has_not_filled_are_counted_before_the_first_update(self, space, normalizes, tmp_path):
+        def build():
+            env = DummyVecEnv([lambda: LineEnv(space)] * 2)
+            env = VecNormalize(env) if normalizes else env
+            if normalizes:
+                env.obs_rms = {"vector": shifted((2,))} if space else shifted((3,))
+            kwargs = {"policy_kwargs": {**SMALL, "normalize_observations": True}, "buffer_size": 100}
+            return model(env, "MultiInputPolicy" if space else "MlpPolicy", **kwargs)
+
+        def shifted(shape):
+            moments = RunningMeanStd(shape=shape)
+            moments.mean, moments.var = np.full(shape, 9.0), np.full(shape, 4.0)
+            return moments
+
+        build().learn(80).save_replay_buffer(tmp_path / "buffer")
+        algorithm = without_output(build())
+        algorithm.load_replay_buffer(tmp_path / "buffer")
+        algorithm.train(1, 8)
+        buffer, moments = algorithm.replay_buffer, algorithm.policy.normalizer.moments[0]
+        values = (buffer.observations["vector"] if space else buffer.observations)[: buffer.size()].reshape(80, -1)
+        expected = (values - 9) / 2 if normalizes else values
+        np.testing.assert_allclose(moments.mean, expected.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(moments.var, expected.var(0), rtol=1e-3)
+        before = weights(algorithm)
+        algorithm._count_observations()  # once
+        assert largest_difference(weights(algorithm), before) == 0
+
+    def test_of_a_buffer_that_was_loaded_count_with_those_seen_since(self, tmp_path):
+        model().learn(40).save_replay_buffer(tmp_path / "buffer")
+        algorithm = model(**NORMALIZED, learning_starts=0)
+        algorithm.load_replay_buffer(tmp_path / "buffer")
+        algorithm.learn(20)
+        np.testing.assert_allclose(algorithm.policy.normalizer.moments[0].mean, stored(algorithm).mean(0), rtol=1e-3)
 
 
 class TestNetworks:

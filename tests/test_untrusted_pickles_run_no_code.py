@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import sys
+from collections import OrderedDict, deque
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,13 @@ from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
 from tests.tools import LineEnv, model, without_constructor
 from tests.zips import members, packed, with_attributes, with_pickle
 
@@ -154,6 +158,149 @@ class TestNoCodeRuns:
             with pytest.raises(ModelFileError, match="sets env"):
                 TD3X.load(io.BytesIO(with_attributes(content, env="evil_module:Env-v0")))
         assert "evil_module" not in sys.modules
+
+
+class Made(Calls):
+    """Pickled as a call whose result is then given a state, as often as there are states."""
+
+    def __init__(self, function, *arguments, state):
+        super().__init__(function, *arguments)
+        self.call = (*self.call, state)
+
+
+_ARRAY, _BUFFER, _SCALAR = (np.zeros(2).__reduce_ex__(4)[0], np.zeros(2).__reduce_ex__(5)[0], np.float64(1).__reduce__()[0])
+_EMPTY = (np.ndarray, (0,), b"b")
+_MT = np.random.MT19937(0).state
+F8, OBJECT = np.dtype("f8"), np.dtype("O")
+
+
+def an_array(shape, dtype, data):
+    return Made(_ARRAY, *_EMPTY, state=(1, shape, dtype, False, data))
+
+
+def a_dtype(name, *state):
+    return Made(np.dtype, name, False, True, state=state or (3, "<", None, None, None, -1, -1, 0))
+
+
+def a_generator(kind, state):
+    return Made(np.random._pickle.__bit_generator_ctor, kind, state=state)
+
+
+def a_space(cls, **attributes):
+    return without_constructor(cls, **attributes)
+
+
+def a_space_in_itself():
+    space = a_space(spaces.Dict)
+    space.__dict__["spaces"] = {"inner": space}
+    return space
+
+
+CRASHES = {
+    "an array of more numbers than bytes": an_array((10**6,), F8, b"12345678"),
+    "an array of another length": an_array((2,), F8, b"123"),
+    "an array of endless sides": an_array((2**62, 2**62, 0), F8, b""),
+    "an array of a negative side": an_array((-1,), F8, b""),
+    "an array of many sides": an_array((1,) * 1000, F8, b"12345678"),
+    "an array of numbers as sides": an_array((1.0,), F8, b"12345678"),
+    "addresses as objects": an_array((1,), OBJECT, b"12345678"),
+    "addresses as objects in a buffer": Calls(_BUFFER, b"12345678", OBJECT, (1,), "C"),
+    "an address as an object": Calls(_SCALAR, OBJECT, b"12345678"),
+    "objects that are missing": an_array((2,), OBJECT, [{}]),
+    "objects that are no dicts": an_array((1,), OBJECT, [[]]),
+    "objects inside objects": an_array((1,), OBJECT, [{"inner": an_array((1,), OBJECT, [{}])}]),
+    "a view of text": Calls(_BUFFER, "12345678", F8, (1,), "C"),
+    "a buffer of more numbers than bytes": Calls(_BUFFER, b"12345678", F8, (2**40,), "C"),
+    "a buffer in no order": Calls(_BUFFER, b"12345678", F8, (1,), "no order"),
+    "a scalar of another size": Calls(_SCALAR, F8, b"1234"),
+    "a record type": a_dtype("V8", 3, "|", None, ("a",), {"a": (OBJECT, 0)}, 8, 1, 27),
+    "a type with fields": a_dtype("f8", 3, "<", None, ("a",), {"a": (OBJECT, 0)}, -1, -1, 0),
+    "a type of another size": a_dtype("f8", 3, "<", None, None, None, 2**31 - 1, 1, 0),
+    "a type of text": a_dtype("U1000000000"),
+    "a type by a list": a_dtype([("a", "O")]),
+    "a type of no order": a_dtype("f8", 3, "x", None, None, None, -1, -1, 0),
+    "a generator behind its end": a_generator("MT19937", {**_MT, "state": {**_MT["state"], "pos": 2 * 10**9}}),
+    "a generator before its beginning": a_generator("MT19937", {**_MT, "state": {**_MT["state"], "pos": -5}}),
+    "a generator with a short memory": a_generator("MT19937", {**_MT, "state": {"key": np.zeros(3), "pos": 5}}),
+    "another generator's state": a_generator("PCG64", {**_MT, "bit_generator": "SFC64"}),
+    "a generator of another kind": Calls(np.random._pickle.__bit_generator_ctor, "os"),
+    "a generator from a number": Calls(np.random._pickle.__generator_ctor, 7),
+    "a space without an end": a_space_in_itself(),
+    "a space of an incomplete one": a_space(spaces.Tuple, spaces=(a_space(spaces.Discrete),)),
+    "a box without bounds": a_space(spaces.Box, low=0),
+    "a space with another generator": a_space(spaces.Discrete, n=3, start=0, _np_random=5),
+    "noise without its numbers": without_constructor(NormalActionNoise, _mu=np.zeros(1)),
+    "noise of text": without_constructor(NormalActionNoise, _mu="x", _sigma="y", _dtype=np.float32),
+    "a schedule of a class": without_constructor(FloatSchedule, value_schedule=ReplayBuffer),
+    "a queue of a negative length": Calls(deque, (), -1),
+    "a queue of a huge length": Calls(deque, (), 2**70),
+    "a member that there is not": Calls(TrainFrequencyUnit, "never"),
+    "a device that there is not": Calls(th.device, "cuda", 2**80),
+    "a huge whole number as a key": {2**4000: 1},
+}
+
+
+_TWICE = pickle.dumps(np.zeros(2), 4)[:-1] + pickle.dumps((1, (8,), np.dtype("i1"), False, b"12345678"), 4)[2:-1] + b"b."
+CRASHES = {
+    **{name: pickle.dumps(value, 4) for name, value in CRASHES.items()},
+    "an array made twice": _TWICE,
+    "a key of a million tuples": b"\x80\x04}N" + pickle.TUPLE1 * 10**6 + b"Ns.",
+    "a member named by a million tuples": pickle.dumps(TrainFrequencyUnit, 4)[:-1] + b"N" + pickle.TUPLE1 * 10**6 + b"R.",
+}
+
+
+@pytest.mark.parametrize("what", CRASHES)
+def test_no_pickle_crashes_the_interpreter(what, tmp_path):
+    with pytest.raises((NotAllowed, ModelFileError)):
+        loads(CRASHES[what])
+    (tmp_path / "buffer.pkl").write_bytes(CRASHES[what])
+    with pytest.raises(ModelFileError, match=r"buffer\.pkl"):
+        model().load_replay_buffer(tmp_path / "buffer.pkl")
+
+
+def a_tensor(storage=th.FloatStorage, key="0", count=2, offset=0, size=(2,), stride=(1,), hooks=(), **more):
+    """A file of ``torch.save`` with one tensor of two numbers, or not quite."""
+
+    class Storage:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return more.get("id", ("storage", storage, key, "cpu", count)) if isinstance(value, Storage) else None
+
+    file = io.BytesIO()
+    arguments = (Storage(), offset, size, stride, False, OrderedDict(hooks))
+    Pickler(file, 2).dump(Calls(th._utils._rebuild_tensor_v2, *arguments))
+    return packed({"archive/data.pkl": file.getvalue(), "archive/data/0": bytes(8), "archive/byteorder": b"little"})
+
+
+TENSORS = {
+    "that begins behind its memory": {"offset": 1},
+    "that begins before its memory": {"offset": -1},
+    "that is larger than its memory": {"size": (3,)},
+    "that is repeated beyond its memory": {"size": (10**12,), "stride": (0,)},
+    "that goes backwards": {"stride": (-1,)},
+    "that jumps over its memory": {"stride": (2**40,)},
+    "with sides that are no numbers": {"size": (1.0, 2.0), "stride": (1, 1)},
+    "with endless sides": {"size": (2**70, 0), "stride": (1, 1)},
+    "with fewer steps than sides": {"size": (2, 1)},
+    "with more numbers than bytes": {"count": 2**40},
+    "with a negative count": {"count": -2},
+    "of another kind of number": {"storage": th.DoubleStorage},
+    "of quantized numbers": {"storage": th.QInt8Storage},
+    "of no kind": {"storage": th.UntypedStorage},
+    "in another member": {"key": "../data.pkl"},
+    "in no member": {"key": "1"},
+    "by another reference": {"id": "archive/data/0"},
+    "with hooks": {"hooks": {1: print}},
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_no_tensor_reads_what_is_not_its_memory(what):
+    assert th.equal(load_tensors(a_tensor()), th.zeros(2))
+    with pytest.raises((NotAllowed, ModelFileError)):
+        load_tensors(a_tensor(**TENSORS[what]))
 
 
 @pytest.mark.parametrize("length", [2**33, 2**62])

@@ -94,14 +94,23 @@ def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
 
 
 def test_sb3_reads_our_zip_where_this_package_is_not_installed(tmp_path):
-    algorithm = model()
+    algorithm = model(action_noise=0.2).learn(60)
     algorithm.save(tmp_path / "td3x")
     assert algorithm.policy_class is TD3XPolicy
-    without = "import sys; sys.modules['sb3_td3x'] = None\nfrom stable_baselines3 import TD3\n"
-    without += "print(TD3.load(sys.argv[1]).policy_class)"
+    without = (
+        "import sys, numpy; sys.modules['sb3_td3x'] = None\n"
+        "from stable_baselines3 import TD3\n"
+        "loaded = TD3.load(sys.argv[1])\n"
+        "step = loaded.critic.optimizer.state_dict()['state'][0]['step'].item()\n"
+        "print(loaded.policy_class.__module__, loaded.num_timesteps, step)\n"
+        "print(*loaded.predict(numpy.zeros(3, 'float32'))[0])"
+    )
     command = [sys.executable, "-c", without, str(tmp_path / "td3x")]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    assert found.stdout.strip() == "<class 'stable_baselines3.td3.policies.TD3Policy'>"
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    step = algorithm.critic.optimizer.state_dict()["state"][0]["step"].item()
+    action = algorithm.predict(np.zeros(3, "float32"))[0]
+    assert printed.splitlines()[0] == f"stable_baselines3.td3.policies 60 {step}"
+    assert float(printed.splitlines()[1]) == pytest.approx(float(action[0]), rel=1e-6)
     assert TD3X.load(tmp_path / "td3x").policy_class is TD3XPolicy
 
 

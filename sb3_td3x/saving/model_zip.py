@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -172,7 +173,7 @@ def load(
 
 
 def save(
-    sb3_save: Callable[..., None],
+    sb3_save: MethodType,
     model: Any,
     policy_class: type,
     path: PathOrFile,
@@ -185,13 +186,13 @@ def save(
     :param sb3_save: SB3's ``save``, bound to the model
     :param policy_class: named in the file: SB3's, where its networks are the same, so that SB3 can read the file
     """
+    # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
+    parameters = copy.deepcopy(model.get_parameters())
+    stand_in = object.__new__(type("StandIn", (type(model),), {"get_parameters": lambda self: parameters}))
+    noise_state = model.noise_generator.get_state().numpy()
+    vars(stand_in).update({**vars(model), "policy_class": policy_class, "noise_generator": noise_state})
     zipped = io.BytesIO()
-    replaced = model.policy_class, model.noise_generator
-    model.policy_class, model.noise_generator = policy_class, model.noise_generator.get_state().numpy()
-    try:
-        sb3_save(zipped, exclude, include)
-    finally:
-        model.policy_class, model.noise_generator = replaced
+    sb3_save.__func__(stand_in, zipped, exclude, include)
     if not isinstance(path, (str, pathlib.Path)):
         open_path(path, "w", verbose=0).write(zipped.getbuffer())
         return

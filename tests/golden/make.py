@@ -1,7 +1,7 @@
 """
-Write a golden zip with the installed program: ``python -m tests.golden.make td3x``.
+Write a golden saved model with the installed program: ``python -m tests.golden.make td3x_1``.
 
-Golden zips stay as they were written; a new one is added when the format changes.
+Golden files stay as they were written. A new one is added when the format changes.
 """
 
 import json
@@ -12,11 +12,14 @@ from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
 from tests.test_save_and_load import OBSERVATIONS
-from tests.tools import model
+from tests.tools import SMALL, model
+
+SETTINGS = {"td3x_1": {"n_quantiles": 5, "policy_kwargs": {**SMALL, "normalize_observations": True}}}
+"""What the models were made with where it is not the tests' default."""
 
 
 def main(name: str) -> None:
-    algorithm = model(cls=TD3 if name.startswith("sb3") else TD3X).learn(60)
+    algorithm = model(cls=TD3 if name.startswith("sb3") else TD3X, **SETTINGS.get(name, {})).learn(60)
     path = Path(__file__).with_name(f"{name}.zip")
     algorithm.save(path)
     actions = algorithm.predict(OBSERVATIONS)[0].flatten().tolist()

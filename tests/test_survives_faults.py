@@ -91,7 +91,7 @@ class TestFullDisk:
         learner.learn(40, TD3XCheckpointCallback(20, folder))
         before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
         learner.learn(20, reset_num_timesteps=False)
-        for number in range(1, 7):  # segment, its folder, model, state, manifest, its folder
+        for number in range(1, 7):  # transitions, their folder, model, state, manifest, its folder
             fail_after(monkeypatch, number)
             with pytest.raises(CheckpointError, match="No space left") as raised:
                 save_run(learner, folder)
@@ -101,7 +101,7 @@ class TestFullDisk:
         save_run(learner, folder)
         assert Store(folder).find().steps == 60
         after = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-        assert len(after) <= len(before) + 1  # one more segment at most: nothing half-written is left
+        assert len(after) <= len(before) + 1  # one more file of transitions at most: nothing half-written is left
 
     def test_the_run_is_resumed_when_there_is_space_again(self, tmp_path, monkeypatch):
         whole = model(seeded(), seed=1).learn(100, TD3XCheckpointCallback(20, tmp_path / "whole"))

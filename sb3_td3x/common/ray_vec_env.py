@@ -66,7 +66,7 @@ class RayVecEnv(VecEnv):
         if not ray.is_initialized():
             ray.init()
         self.num_envs = len(env_fns)
-        self._per_actor = validation.whole("envs_per_actor", envs_per_actor, minimum=1)
+        self._per_actor = validation.check_int("envs_per_actor", envs_per_actor, minimum=1)
         self._parts = [slice(start, start + self._per_actor) for start in range(0, self.num_envs, self._per_actor)]
         # A call that an actor did not survive is made again once the actor is rebuilt; see _Environments.step
         retries = -1 if max_restarts else 0

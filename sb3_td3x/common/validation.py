@@ -173,5 +173,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f": did you mean {' or '.join(near)}?" if near else ""
 
 
-# The names before, until their last callers have those above
-whole, one_of = check_int, check_choice
+# The name before, until its last caller has the one above
+one_of = check_choice

@@ -91,8 +91,8 @@ def test_nested_values_come_back_as_they_were(value):
 
 def test_every_listed_class_exists_and_every_policy_is_listed():
     assert all(isinstance(cls, type) for cls in named_classes())
-    assert {cls for cls in safe_pickle._attribute_types()} >= {AnnealedActionNoise, ScalarActionNoise}
-    assert len(safe_pickle._attribute_types()) == sum(map(len, OBJECTS.values()))
+    listed = [types for types in safe_pickle._created().values() if types is not None]
+    assert len(listed) == sum(map(len, OBJECTS.values()))
     assert set(TD3X.policy_aliases.values()) <= set(named_classes())
 
 

@@ -156,6 +156,15 @@ class TestBuffers:
                 assert equal(vars(second.replay_buffer)[name], value), name
         second.learn(30)
 
+    def test_a_hindsight_buffer_that_sb3_saved_comes_back(self, tmp_path):
+        settings = {key: value for key, value in SETTINGS["her"].items() if key != "env"}
+        theirs, ours = model(GoalEnv(), cls=TD3, **settings).learn(50), model(GoalEnv(), **settings)
+        theirs.replay_buffer.infos[3, 0]["note"] = {"values": np.ones(2)}
+        theirs.save_replay_buffer(tmp_path / "buffer")
+        ours.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=False)
+        assert equal(ours.replay_buffer.infos, theirs.replay_buffer.infos)
+        ours.learn(30)
+
     def test_a_buffer_of_a_users_class_needs_trust(self, tmp_path):
         algorithm = model(replay_buffer_class=OwnBuffer).learn(20)
         algorithm.save_replay_buffer(tmp_path / "buffer")

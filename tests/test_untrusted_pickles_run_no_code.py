@@ -217,6 +217,7 @@ CRASHES = {
     "a type with fields": a_dtype("f8", 3, "<", None, ("a",), {"a": (OBJECT, 0)}, -1, -1, 0),
     "a type of another size": a_dtype("f8", 3, "<", None, None, None, 2**31 - 1, 1, 0),
     "a type of text": a_dtype("U1000000000"),
+    "objects in another byte order": a_dtype("O8", 3, ">", None, None, None, -1, -1, 63),
     "a type by a list": a_dtype([("a", "O")]),
     "a type of no order": a_dtype("f8", 3, "x", None, None, None, -1, -1, 0),
     "a generator behind its end": a_generator("MT19937", {**_MT, "state": {**_MT["state"], "pos": 2 * 10**9}}),
@@ -292,6 +293,7 @@ TENSORS = {
     "in another member": {"key": "../data.pkl"},
     "in no member": {"key": "1"},
     "by another reference": {"id": "archive/data/0"},
+    "with a great many sides": {"size": (1,) * 100_000, "stride": (1,) * 100_000},
     "with hooks": {"hooks": {1: print}},
 }
 

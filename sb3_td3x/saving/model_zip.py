@@ -188,7 +188,7 @@ def save(
     """
     # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
     parameters = copy.deepcopy(model.get_parameters())
-    stand_in = object.__new__(type("StandIn", (type(model),), {"get_parameters": lambda self: parameters}))
+    stand_in: Any = object.__new__(type("StandIn", (type(model),), {"get_parameters": lambda self: parameters}))
     noise_state = model.noise_generator.get_state().numpy()
     vars(stand_in).update({**vars(model), "policy_class": policy_class, "noise_generator": noise_state})
     zipped = io.BytesIO()
@@ -273,7 +273,7 @@ def opened(path: PathOrFile, suffix: str) -> Iterator[BinaryIO]:
     """
     if isinstance(path, io.IOBase):
         path.seek(0)
-        yield path
+        yield path  # type: ignore[misc]
         return
     path = pathlib.Path(path)
     path = path if path.exists() else path.with_name(f"{path.name}.{suffix}")
@@ -335,7 +335,7 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
     :raises ModelFileError: for attributes that a model does not have, or of another type
     """
     attributes: dict[str, Any] = {}
-    excluded = object.__new__(cls)._excluded_save_params()  # as ``env`` a string would import the module that it names
+    excluded: list[str] = object.__new__(cls)._excluded_save_params()  # as ``env`` a string would import the module that it names
     for name, value in file.attributes.items():
         if name in excluded or callable(getattr(cls, name, None)):
             raise ModelFileError(

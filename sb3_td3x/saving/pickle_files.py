@@ -126,7 +126,8 @@ def _check_statistics(loaded: Any) -> None:
             raise ModelFileError(f"its {name} is {described(vars(loaded).get(name))}")
     _check_moments("ret_rms", loaded.ret_rms, ())
     if loaded.norm_obs:
-        space, statistics = loaded.observation_space, loaded.obs_rms
+        space: Any = loaded.observation_space
+        statistics = loaded.obs_rms
         if isinstance(space, spaces.Dict) != isinstance(statistics, dict):
             raise ModelFileError("its statistics are for other observations than it names")
         for key, moments in statistics.items() if isinstance(statistics, dict) else [(None, statistics)]:
@@ -135,6 +136,6 @@ def _check_statistics(loaded: Any) -> None:
 
 def _check_moments(name: str, statistics: Any, shape: Any) -> None:
     for moment, expected in (("mean", shape), ("var", shape), ("count", ())):
-        value = vars(statistics).get(moment) if isinstance(statistics, RunningMeanStd) else None
+        value: Any = vars(statistics).get(moment) if isinstance(statistics, RunningMeanStd) else None
         if np.shape(value) != expected or np.asarray(value).dtype.kind not in "iuf":
             raise ModelFileError(f"its {name} has no {moment} in the shape of the observations")

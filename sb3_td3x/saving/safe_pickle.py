@@ -61,9 +61,9 @@ Classes that a pickle may name, by the module that offers them. Calling one only
 buffers among them may also be created, with attributes that ``pickle_files`` checks.
 """
 
-_NUMBER = (int, float, np.generic)
-_ARRAY = (*_NUMBER, list, np.ndarray)
-_NOISE = {"_mu": _ARRAY, "_sigma": _ARRAY, "_dtype": (type, np.dtype)}
+_NUMBER: tuple[type, ...] = (int, float, np.generic)
+_ARRAY: tuple[type, ...] = (*_NUMBER, list, np.ndarray)
+_NOISE: dict[str, tuple[type, ...]] = {"_mu": _ARRAY, "_sigma": _ARRAY, "_dtype": (type, np.dtype)}
 OBJECTS: dict[str, dict[str, dict[str, tuple[type, ...]]]] = {
     "stable_baselines3.common.noise": {
         "NormalActionNoise": _NOISE,
@@ -193,7 +193,7 @@ class _Bounded:
         return self.file.read(count)
 
 
-_PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_PythonUnpickler: Any = pickle._Unpickler
 
 
 class Unpickler(_PythonUnpickler):
@@ -211,7 +211,8 @@ class Unpickler(_PythonUnpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _names():
-            raise NotAllowed(f"{module}.{name}" if "cloudpickle" not in module else "a function or class saved with its code")
+            unsafe = ascii(f"{module}.{name}")[1:-1]  # the file's author chose the name: no control characters in messages
+            raise NotAllowed("a function or class saved with its code" if "cloudpickle" in module else unsafe)
         return _names()[module, name]
 
     def persistent_load(self, identifier: Any) -> Any:
@@ -235,7 +236,7 @@ class Unpickler(_PythonUnpickler):
         arguments, cls = self.stack.pop(), self.stack[-1]
         if cls is TrainFreq and [*map(type, arguments)] == [int, TrainFrequencyUnit]:
             self.stack[-1] = TrainFreq(*arguments)
-        elif isinstance(cls, type) and _is_created(cls) and arguments == ():
+        elif isinstance(cls, type) and cls in _created() and type(arguments) is tuple and not arguments:
             self.stack[-1] = object.__new__(cls)
         else:
             raise NotAllowed(f"an object of {described(cls)}")
@@ -252,7 +253,7 @@ class Unpickler(_PythonUnpickler):
             target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
         elif type(target) in _SPACES:
             _build_space(target, _attributes(target, state))
-        elif _is_created(type(target)):
+        elif type(target) in _created():
             _build_object(target, _attributes(target, state))
         elif type(target) is not _SeedSequence:
             raise NotAllowed(f"attributes of {described(target)}")
@@ -401,7 +402,7 @@ class _SeedSequence:
 
 
 def _tensor(memory: Any, offset: Any, size: Any, stride: Any, gradient: Any, hooks: Any, metadata: Any = None) -> th.Tensor:
-    if not isinstance(memory, th.Tensor) or hooks or metadata or len(size) != len(stride):
+    if not isinstance(memory, th.Tensor) or hooks or metadata or len(size) != len(stride) or len(size) > 64:
         raise NotAllowed("a tensor with hooks, or without memory")
     if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
         raise ModelFileError("a tensor has a negative size")
@@ -451,18 +452,13 @@ def _names() -> dict[tuple[str, str], Any]:
 
 
 @cache
-def _attribute_types() -> dict[type, dict[str, tuple[type, ...]]]:
-    return {
-        getattr(import_module(module), name): attributes
-        for module, table in OBJECTS.items()
-        for name, attributes in table.items()
+def _created() -> dict[type, dict[str, tuple[type, ...]] | None]:
+    """The classes whose objects may be created, with the types of their attributes where these are fixed."""
+    listed = {
+        getattr(import_module(module), name): types for module, table in OBJECTS.items() for name, types in table.items()
     }
-
-
-def _is_created(cls: type) -> bool:
-    """Whether objects of this class may be created and given attributes."""
-    is_listed = cls in _names().values() and issubclass(cls, ReplayBuffer)
-    return is_listed or cls in _attribute_types() or cls in _SPACES or cls in _STATISTICS
+    buffers = [cls for cls in _names().values() if isinstance(cls, type) and issubclass(cls, ReplayBuffer)]
+    return {**dict.fromkeys((*_SPACES, *_STATISTICS, *buffers)), **listed}
 
 
 # What may be given attributes
@@ -481,7 +477,7 @@ def _attributes(target: Any, state: Any) -> dict[str, Any]:
 
 
 def _build_object(target: Any, attributes: dict[str, Any]) -> None:
-    types = _attribute_types().get(type(target))
+    types = _created()[type(target)]
     if types is not None and attributes.keys() != types.keys():
         raise ModelFileError(f"an object of the class {type(target).__name__} has the attributes {', '.join(attributes)}")
     for name, value in attributes.items():
@@ -507,22 +503,19 @@ def _build_space(target: spaces.Space, attributes: dict[str, Any]) -> None:
         if not all(type(space) in _SPACES and vars(space) for space in inner):
             raise ModelFileError("a space holds itself, or no space")
     vars(target).update(vars(type(target)(**arguments)))
-    for name in ("bounded_below", "bounded_above"):  # of whole numbers, which have no infinite bounds
-        bounded = attributes.get(name)
-        if (
-            isinstance(target, spaces.Box)
-            and getattr(bounded, "dtype", None) == np.bool_
-            and np.shape(bounded) == target.shape
-        ):
+    for name in ("bounded_below", "bounded_above"):  # of integers, which have no infinite bounds
+        bounded: Any = attributes.get(name)
+        if isinstance(target, spaces.Box) and np.shape(bounded) == target.shape and np.asarray(bounded).dtype.kind == "b":
             vars(target)[name] = bounded
     random = attributes.get("_np_random")
     if random is not None and not isinstance(random, np.random.Generator):
         raise ModelFileError(f"a space has {described(random)} as its generator")
-    target._np_random = random
+    target._np_random = random  # type: ignore[assignment]
 
 
 def _build_dtype(dtype: np.dtype, state: Any) -> None:
-    if type(state) is not tuple or len(state) < 8 or state[1] not in ("<", ">", "|", "=") or any(state[2:5]):
+    orders = ("|",) if dtype.kind == "O" else ("<", ">", "|", "=")
+    if type(state) is not tuple or len(state) < 8 or state[1] not in orders or any(state[2:5]):
         raise NotAllowed("an array type of several fields")
     if state[5:7] != (-1, -1):
         raise NotAllowed("an array type of another size")

@@ -37,7 +37,7 @@ class GoalEnv(LineEnv):
         return -np.abs(np.asarray(achieved) - desired)[..., 0]
 
 
-def optimised(name, **options):
+def optimized(name, **options):
     return {"policy_kwargs": {**SMALL, "optimizer_class": getattr(th.optim, name), "optimizer_kwargs": options}}
 
 
@@ -49,11 +49,11 @@ SETTINGS = {
             "replay_buffer_kwargs": {"goal_selection_strategy": "future"}},
     "n-step": {"n_steps": 3},
     "own buffer class": {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 2, "gamma": 0.9}},
-    "prioritised replay": {"prioritization": "lap"},
-    "adamw": optimised("AdamW", weight_decay=0.01),
-    "rmsprop": optimised("RMSprop", alpha=0.9),
-    "sgd": optimised("SGD", momentum=0.9),
-    "amsgrad": optimised("Adam", amsgrad=True),
+    "prioritized replay": {"prioritization": "lap"},
+    "adamw": optimized("AdamW", weight_decay=0.01),
+    "rmsprop": optimized("RMSprop", alpha=0.9),
+    "sgd": optimized("SGD", momentum=0.9),
+    "amsgrad": optimized("Adam", amsgrad=True),
     "layers": {"policy_kwargs": {"net_arch": {"pi": [8], "qf": [9, 8]}, "activation_fn": th.nn.Tanh, "n_critics": 3}},
     "normal noise": {"action_noise": NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))},
     "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))},
@@ -62,7 +62,7 @@ SETTINGS = {
     "no noise": {"action_noise": None},
     "schedule": {"learning_rate": LinearSchedule(1e-3, 0.0, 1.0)},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
-    "normalised": {"env": lambda: VecNormalize(line_envs(1))},
+    "normalized": {"env": lambda: VecNormalize(line_envs(1))},
     "scalar action": {"env": lambda: LineEnv(action_space=spaces.Box(-1, 1, ()))},
 }  # fmt: skip
 
@@ -189,7 +189,7 @@ class OwnBuffer(ReplayBuffer):
     pass
 
 
-def test_normalisation_comes_back_without_trust(tmp_path):
+def test_normalization_comes_back_without_trust(tmp_path):
     for space in (spaces.Box(-10, 10, (3,)), DICTS):
         env = VecNormalize(
             DummyVecEnv([lambda space=space: LineEnv(space)]), norm_obs_keys=["position"] if space is DICTS else None

@@ -57,7 +57,7 @@ def _with(parameters, **policy):
 
 
 DICTIONARIES = {
-    "optimisers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
+    "optimizers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
     "unknown": (True, lambda p: {**p, "nonsense": {}}, "there must be parameters of"),
     "unknown, not exact": (False, lambda p: {**p, "actor.optimiser": {}}, "did you mean actor.optimizer"),
     "no network": (False, lambda p: {**p, "gamma": {}}, "no network or optimizer 'gamma'"),

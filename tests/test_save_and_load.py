@@ -193,7 +193,7 @@ def test_the_replay_buffer(saved, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "it is a zip, such as a saved model"), (b"import math\n", "it is not a pickle"), (b"", "no")]
 )
-def test_another_file_than_a_replay_buffer_is_told_from_a_strangers(saved, tmp_path, content, said):
+def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, tmp_path, content, said):
     algorithm, path = saved
     (tmp_path / "buffer.pkl").write_bytes(Path(path).read_bytes() if content is None else content)
     with pytest.raises(ModelFileError, match=said) as refused:

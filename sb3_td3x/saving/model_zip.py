@@ -335,7 +335,8 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
     :raises ModelFileError: for attributes that a model does not have, or of another type
     """
     attributes: dict[str, Any] = {}
-    excluded: list[str] = object.__new__(cls)._excluded_save_params()  # as ``env`` a string would import the module that it names
+    # ``env`` is among them: SB3 would import the module that a string there names
+    excluded: list[str] = object.__new__(cls)._excluded_save_params()
     for name, value in file.attributes.items():
         if name in excluded or callable(getattr(cls, name, None)):
             raise ModelFileError(

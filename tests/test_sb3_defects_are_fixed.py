@@ -112,7 +112,7 @@ class TestOtherNumberOfEnvironments:
         one.save_replay_buffer(tmp_path / "buffer")
         three = model(line_envs(3))
         before = three.replay_buffer
-        with pytest.raises(ValueError, match="1 environments side by side, but the model has 3"):
+        with pytest.raises(ValueError, match="1 parallel environments, but the model has 3"):
             three.load_replay_buffer(tmp_path / "buffer")
         assert three.replay_buffer is before
 

@@ -25,7 +25,7 @@ from sb3_td3x.checkpoint.callback_state import Callbacks
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
-from sb3_td3x.common.transitions import cut
+from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
@@ -386,7 +386,7 @@ class _Restoration:
         if normalization is not None:
             model._last_original_obs = normalization.get_original_obs()
             first = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
-        cut(model.replay_buffer, ~at_start)
+        truncate_episodes(model.replay_buffer, ~at_start)
         model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
         is_equal = _equal(first, last_obs)
         model._last_obs = last_obs if is_equal and at_start.all() else first

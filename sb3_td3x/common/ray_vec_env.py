@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_td3x.common import validation
-from sb3_td3x.common.vec_envs import explained_deaths
+from sb3_td3x.common.vec_envs import copy_terminal_observations, explained_deaths
 from sb3_td3x.errors import EnvironmentDiedError
 
 try:
@@ -191,6 +191,7 @@ class _Environments:
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], vec_env_cls: Callable[..., VecEnv]):
         self.env = vec_env_cls(env_fns)
+        copy_terminal_observations(self.env)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of something that Ray itself uses in there
             self.lost_episodes = ray.get_runtime_context().was_current_actor_reconstructed

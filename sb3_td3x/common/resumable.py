@@ -14,7 +14,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.common.transitions import cut
+from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.vec_envs import EnvironmentUse, copied
 from sb3_td3x.errors import NonFiniteError
 
@@ -147,7 +147,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _begin_new_episodes(self) -> None:
         """Truncate the episodes in the replay buffer, which will not continue, and reset the environments."""
-        cut(self.replay_buffer)
+        truncate_episodes(self.replay_buffer)
         self._last_obs = self.env.reset()  # type: ignore[union-attr, assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         if self._vec_normalize_env is not None:
@@ -158,7 +158,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _take_over_reset(self) -> None:
         """Start from where the environments are now, after a reset or where a saved run continues."""
-        self._last_obs = copied(self._last_obs)
+        self._last_obs = copied(self._last_obs)  # type: ignore[arg-type]
         self._expected_use = 0 if self._env_use is None else self._env_use.count
 
     def _setup_learn(
@@ -175,7 +175,7 @@ class Resumable(OffPolicyAlgorithm):
         if last_use is self._env_use and self._is_env_used_by_others():
             self._last_obs = None  # so SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
-            cut(self.replay_buffer)  # SB3 resets the environments
+            truncate_episodes(self.replay_buffer)  # SB3 resets the environments
         has_logger = self._custom_logger
         if not has_logger and self.tensorboard_log is None:  # SB3's would leave an empty folder in the temporary directory
             self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))

@@ -1,4 +1,4 @@
-"""What SB3's replay buffers lack: knowing when they do not fit the model, and when a transition must not enter."""
+"""What SB3's replay buffers do not check: whether they fit the model, and whether a transition can be learned from."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import NonFiniteError
 
-# The classes that are picked when the user names none, all but the last by SB3
+# The classes that are chosen if the user names none; SB3 chooses all but the last
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
 
 MAX_REWARD = 1e15
@@ -34,14 +34,14 @@ def sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
 ) -> ReplayBufferSamples:
     """
-    ``buffer.sample`` without SB3's second copy: what it gathers from the memory is a copy already.
+    ``buffer.sample`` without SB3's second copy: indexing the memory has made one already.
 
-    A buffer class with a ``to_torch`` of its own keeps it.
+    A buffer class that defines its own ``to_torch`` keeps it.
 
     :raises NonFiniteError: for a reward of a hindsight goal that is not finite or too large to learn from
     """
     batch = _sample(buffer, batch_size, normalization)
-    if isinstance(buffer, HerReplayBuffer):  # it has just computed them; other rewards were checked when they were stored
+    if isinstance(buffer, HerReplayBuffer):  # it has just computed them; all others were checked when they were stored
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
 
@@ -61,39 +61,39 @@ def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th
 
 
 def can_sample(buffer: ReplayBuffer) -> bool:
-    """Whether there is a transition to draw; hindsight replay draws from episodes that have ended."""
+    """Whether there is a transition to sample. Hindsight replay samples from finished episodes only."""
     return buffer.size() > 0 and (not isinstance(buffer, HerReplayBuffer) or bool((buffer.ep_length > 0).any()))
 
 
-def cut(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
+def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
     """
-    End the episodes that were not at their end and will not go on, as if cut by a time limit.
+    End unfinished episodes that will not continue, as a time limit does.
 
-    Otherwise n-step returns would be summed, goals relabelled, and observations taken across the cut.
+    Otherwise n-step returns, hindsight goals and (with ``optimize_memory_usage``) next observations would come from the
+    episode that follows.
 
-    :param envs: ``(n_envs,)``, whose episodes will not go on; ``None`` for all
+    :param envs: ``(n_envs,)``, true where the episode will not continue; ``None`` for all
     """
     looks_ahead = buffer.optimize_memory_usage or isinstance(buffer, (HerReplayBuffer, NStepReplayBuffer))
     if not looks_ahead or buffer.size() == 0:
         return
-    if isinstance(buffer, HerReplayBuffer):  # which knows itself where an episode is open
+    if isinstance(buffer, HerReplayBuffer):  # it keeps track of unfinished episodes itself
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an episode that might go on
+            warnings.simplefilter("ignore")  # that the episode might continue
             buffer.truncate_last_trajectory()
         return
-    is_open = buffer.dones[buffer.pos - 1] == 0
-    is_cut = is_open if envs is None else is_open & envs
-    if not buffer.handle_timeout_termination:
-        # As this buffer stores time limits: its `timeouts` are not read, or never written again. With
-        # `optimize_memory_usage` the next observation will be another episode's (SB3 issue #46)
-        buffer.dones[buffer.pos - 1, is_cut] = 1
-    else:
-        buffer.timeouts[buffer.pos - 1, is_cut] = 1
+    is_truncated = buffer.dones[buffer.pos - 1] == 0
+    if envs is not None:
+        is_truncated &= envs
+    # A buffer that does not handle time limits stores them as `dones`, and its `timeouts` are never written again. With
+    # `optimize_memory_usage` the next observation will belong to another episode (SB3 issue #46)
+    ends = buffer.timeouts if buffer.handle_timeout_termination else buffer.dones
+    ends[buffer.pos - 1, is_truncated] = 1
 
 
 def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
     """
-    :raises ValueError: for a strategy of hindsight goals that there is not, of which SB3 says as much as ``KeyError``
+    :raises ValueError: for an unknown strategy of hindsight goals, for which SB3 raises a bare ``KeyError``
     """
     strategy = buffer_kwargs.get("goal_selection_strategy")
     if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
@@ -102,9 +102,9 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
 
 def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:
     """
-    Refuse a loaded buffer that the model could not add to, or that would silently change what is learned.
+    Refuse a loaded buffer that the model cannot add to or that would silently change what is learned.
 
-    :raises ValueError: for another number of environments, other spaces or other n-step returns
+    :raises ValueError: if number of environments, spaces or n-step returns differ from the model's
     """
     if getattr(buffer, "n_steps", 1) != n_steps:
         raise ValueError(
@@ -112,92 +112,91 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
         )
     if buffer.n_envs != n_envs:
         raise ValueError(
-            f"the replay buffer holds transitions of {buffer.n_envs} environments side by side, but the model has "
+            f"the replay buffer holds transitions of {buffer.n_envs} parallel environments, but the model has "
             f"{n_envs}: load the model with an environment of {buffer.n_envs}, or start with an empty buffer"
         )
-    for name, saved, wanted in (
-        ("observation", buffer.observation_space, observation_space),
-        ("action", buffer.action_space, action_space),
-    ):
-        if saved != wanted:
-            raise ValueError(f"the replay buffer's {name} space {saved} is not the model's {wanted}")
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        if (stored_space := getattr(buffer, f"{name}_space")) != space:
+            raise ValueError(f"the replay buffer's {name} space {stored_space} is not the model's {space}")
 
 
 def require_as_built(name: str, value: Any, built_with: Any) -> None:
     """
     :param name: a setting that the replay buffer was built with
-    :raises ValueError: for another value
+    :raises ValueError: if it has changed since
     """
     if value != built_with:
         raise ValueError(
-            f"{name} is for the constructor and for load: the replay buffer was built with {built_with!r} and does not "
-            f"follow {name}={value!r}"
+            f"{name}={value!r} has no effect on the replay buffer, which was built with {built_with!r}: give it to the "
+            "constructor or to load"
         )
 
 
 def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
     """
-    :raises ValueError: if the buffer would go on summing another number of steps
+    :raises ValueError: if the buffer sums another number of steps
     """
     if getattr(buffer, "n_steps", 1) != n_steps:
         raise ValueError(
             f"{type(buffer).__name__} gives {getattr(buffer, 'n_steps', 1)}-step returns, n_steps={n_steps} is not for it: "
-            "n_steps is for the constructor, which chooses NStepReplayBuffer where replay_buffer_class is left out"
+            "give n_steps to the constructor and leave replay_buffer_class out, which chooses NStepReplayBuffer"
         )
 
 
 def require_stored_as_seen(env: VecEnv) -> None:
     """
-    Refuse a layer around ``VecNormalize`` that gives the actor other observations than SB3 stores (its issues #693 and #819).
+    Refuse wrappers around ``VecNormalize`` that change the observations: SB3 stores those before the change (its issues #693
+    and #819).
 
-    :raises ValueError: naming the layers
+    :raises ValueError: naming the wrappers
     """
     normalization = unwrap_vec_normalize(env)
     if normalization is None or normalization.observation_space == env.observation_space:
         return
-    around = []
+    outer_wrappers = []
     while env is not normalization:
-        around.append(type(env).__name__)
+        outer_wrappers.append(type(env).__name__)
         env = env.venv  # type: ignore[attr-defined]
     raise ValueError(
-        f"{' and '.join(around)} around VecNormalize changes observations, but the replay buffer takes those before it, which "
-        "the actor does not act on: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
+        f"{' and '.join(outer_wrappers)} around VecNormalize changes observations, but the replay buffer stores those before "
+        "the change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
     )
 
 
-def running(env: VecNormalize) -> list[RunningMeanStd]:
-    """The running statistics of observations, if they are normalised, and of returns."""
+def running_statistics(env: VecNormalize) -> list[RunningMeanStd]:
+    """The running statistics of observations, if they are normalized, and of returns."""
     if not env.norm_obs:
         return [env.ret_rms]
     return [*(env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]), env.ret_rms]
 
 
 class KeptStatistics:
-    """``VecNormalize``'s statistics as they were at the last good step: a NaN would stay in them for good."""
+    """``VecNormalize``'s statistics at the last good step, because a NaN would stay in them."""
 
     def __init__(self, env: VecNormalize | None):
         self.env = env
         self.keep()
 
     def keep(self) -> None:
-        """Look at them now; an update replaces their arrays and does not write into them."""
-        self._kept = [] if self.env is None else [(one, one.mean, one.var, one.count) for one in running(self.env)]
+        """Keep the present ones. ``VecNormalize`` replaces their arrays and does not write into them."""
+        moments = [] if self.env is None else running_statistics(self.env)
+        self._kept = [(moment, moment.mean, moment.var, moment.count) for moment in moments]
 
     @contextmanager
     def kept_if_finite(self) -> Iterator[None]:
-        """What is checked in here has been counted already; if it is not finite, it is forgotten again."""
+        """Restore the statistics if what is checked in this context, and has already been counted, is not finite."""
         try:
             yield
         except NonFiniteError:
-            for one, mean, var, count in self._kept:
-                one.mean, one.var, one.count = mean, var, count
+            for moment, mean, var, count in self._kept:
+                moment.mean, moment.var, moment.count = mean, var, count
             raise
         self.keep()
 
 
 def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
     """
-    :param observation: an array, or a Dict observation's arrays; integers are always finite
+    :param observation: an array, or the arrays of a Dict observation
     :raises NonFiniteError: naming the array
     """
     for label, array in _named_arrays(observation, name):

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.common.transitions import running
+from sb3_td3x.common.transitions import running_statistics
 from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 
@@ -25,7 +25,7 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
     normalization = model.get_vec_normalize_env()
     if normalization is None:
         return
-    if all(np.isfinite(moments.mean).all() and np.isfinite(moments.var).all() for moments in running(normalization)):
+    if all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in running_statistics(normalization)):
         files.write(path, lambda beside: normalization.save(str(beside)))
 
 

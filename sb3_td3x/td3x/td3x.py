@@ -693,7 +693,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
             loaded.set_env(self.env)
         if truncate_last_traj:
-            transitions.cut(loaded)
+            transitions.truncate_episodes(loaded)
         loaded.device = self.device
         self.replay_buffer = loaded
 

@@ -75,8 +75,9 @@ class TestTrain:
         assert len(frames) > 5
         assert np.stack(frames).std(axis=0).max() > 10  # something moves
 
-    def test_the_same_seed_gives_the_same_scores(self, walker_run, tmp_path):
-        td3x("train", "--env", "Walker2DBulletEnv-v0", "--steps", 300, "--out", tmp_path, "--no-video", *QUICK)
+    def test_the_same_seed_gives_the_same_scores_in_another_process(self, walker_run, tmp_path, monkeypatch, capfd):
+        options = "--steps", 300, "--out", tmp_path, "--no-video", *QUICK
+        called(monkeypatch, capfd, "train", "--env", "Walker2DBulletEnv-v0", *options)
         runs = walker_run[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1"
         first, second = (np.load(run / "evaluations.npz")["results"] for run in runs)
         np.testing.assert_array_equal(first, second)
@@ -85,9 +86,8 @@ class TestTrain:
         assert not experiment.train(prepared(tmp_path, "Pendulum-v1", steps=1000), [StopTrainingOnMaxEpisodes(1)])
 
     def test_a_new_run_never_touches_an_old_one(self, tmp_path):
-        for _ in range(2):
-            td3x("train", "--env", "Pendulum-v1", "--steps", 60, "--out", tmp_path, "--no-video", *QUICK)
-        assert sorted(path.name for path in (tmp_path / "td3x").iterdir()) == ["Pendulum-v1_1", "Pendulum-v1_2"]
+        first, second = (prepared(tmp_path, "Pendulum-v1", steps=60).folder.path for _ in range(2))
+        assert [first.name, second.name] == ["Pendulum-v1_1", "Pendulum-v1_2"]
 
     def test_numbers_of_a_file_may_have_a_fraction_of_zero(self, tmp_path):
         run = prepared(tmp_path, "Pendulum-v1", steps=60.0, threads=1.0, eval_freq=30.0, save_freq=30.0, seed=3.0)
@@ -152,10 +152,10 @@ class TestTrain:
         assert (tmp_path / "vecnormalize.pkl").read_bytes() == good
         assert load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv])).norm_obs == norm_obs
 
-    def test_several_environments_normalised_with_the_texts_wrapper(self, tmp_path):
+    def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, monkeypatch, capfd):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
-        td3x(
-            "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
+        called(
+            monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
             "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
         )  # fmt: skip
         run = tmp_path / "td3x" / "Pendulum-v1_1"
@@ -164,7 +164,7 @@ class TestTrain:
         loaded = TD3X.load(run / "Pendulum-v1.zip")
         assert loaded._n_updates == 350  # as many as steps
         assert loaded.observation_space.shape == (4,)  # with the time left
-        assert "return" in td3x("eval", run, "--episodes", 2)
+        assert len(play.evaluate(RunDir.open(run), 2, seed=1)) == 2
 
     @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
     def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number, n_envs):
@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_when_an_episodes_line_is_written_is_one_line(tmp_pa
     monkeypatch.setattr(ResultsWriter, "write_row", write_row)
     code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--steps", 300, "--out", tmp_path, *QUICK)
     assert (code, printed.count("\n")) == (2, 1)
-    assert "0.monitor.csv cannot be read or written: No space left on device" in printed
+    assert "Pendulum-v1_1 cannot be read or written: No space left on device" in printed
 
 
 class TestEnvironmentsOfOnesOwn:
@@ -293,7 +293,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
     (tmp_path / "file").write_text("")
     code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
     assert code == 2
-    assert printed == f"error: {tmp_path / 'file' / 'logs' / 'td3x'} cannot be read or written: Not a directory\n"
+    assert printed.startswith(f"error: {tmp_path / 'file'}")
+    assert " cannot be read or written: " in printed
 
 
 def test_a_hidden_file_that_cannot_be_written_is_told_by_its_folder(capfd):

@@ -155,7 +155,8 @@ class TestTrain:
     def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, monkeypatch, capfd):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
         called(
-            monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
+            monkeypatch, capfd, "train",
+            "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
             "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
         )  # fmt: skip
         run = tmp_path / "td3x" / "Pendulum-v1_1"

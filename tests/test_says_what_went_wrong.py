@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -33,6 +34,11 @@ class TestLoadOnAnObject:
         trained.save(tmp_path / "model")
         TD3X.load(tmp_path / "model")
         type(trained).load(tmp_path / "model")
+
+
+def test_a_vector_environment_of_gymnasium_is_told_to_be_one_of_sb3s():
+    with pytest.raises(ValueError, match=r"vector environment of Gymnasium \(gym.make_vec\).*make_vec_env"):
+        TD3X("MlpPolicy", gym.make_vec("Pendulum-v1", num_envs=2))
 
 
 class Returns(BaseCallback):

@@ -33,7 +33,7 @@ SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours."""
+    """Colors."""
 
     ink: str = "#22262b"
     muted: str = "#6b7178"

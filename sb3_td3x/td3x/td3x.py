@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -280,6 +281,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
             exploration.check_noise(noise)
         self.__dict__["action_noise"] = noise
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ValueError(
+                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec); SB3 has its own: use "
+                "stable_baselines3.common.env_util.make_vec_env(name, n_envs=...)"
+            )
+        return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     @_torch_settings()
     def _setup_model(self) -> None:

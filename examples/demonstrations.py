@@ -1,38 +1,38 @@
-"""Begin with demonstrations: a trained agent fills the replay buffer, and a new one learns from them and its own steps."""
+"""Fill the replay buffer with demonstrations of a trained agent, and let another one learn from them before its first step."""
 
 import argparse
-from pathlib import Path
 
-import pybullet_envs_gymnasium  # noqa: F401  # registers the PyBullet environments
+import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_td3x import TD3X
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=20_000, help="the new agent's own steps")
-parser.add_argument("--demonstrations", type=int, default=5_000, help="steps of the trained agent")
-args = parser.parse_args()
+parser.add_argument("--steps", type=int, default=4_000, help="of each agent's training, and of the demonstrations")
+steps = parser.parse_args().steps
+settings = {"learning_rate": 2e-3, "batch_size": 128, "gamma": 0.95, "tau": 0.02, "n_quantiles": 1, "action_noise": 0.3,
+            "policy_kwargs": {"net_arch": [64, 64]}, "seed": 0}  # fmt: skip
+env = make_vec_env("Pendulum-v1", seed=0)
+teacher = TD3X("MlpPolicy", env, learning_starts=steps / 8, **settings)
+teacher.learn(steps)
 
-env = make_vec_env("Walker2DBulletEnv-v0", seed=0)
-agent = Path(__file__).parent.parent / "agents" / "Walker2DBulletEnv-v0" / "best_model.zip"
-teacher = TD3X.load(agent, env=env, buffer_size=1)
-
-# No random steps: the buffer is full of better ones
-model = TD3X("MlpPolicy", env, learning_rate=7e-4, gamma=0.98, batch_size=128, tau=0.02, learning_starts=0, seed=0)
+student = TD3X("MlpPolicy", env, learning_starts=0, **settings)
+noise = np.random.default_rng(0)
 observations = env.reset()
-for _ in range(args.demonstrations):
+for _ in range(steps):
     actions, _ = teacher.predict(observations, deterministic=True)
-    next_observations, rewards, dones, infos = env.step(actions)
-    stored = next_observations.copy()
-    for number, info in enumerate(infos):
-        if dones[number]:  # the environment has been reset: store where the episode ended
-            stored[number] = info["terminal_observation"]
-    scaled = model.policy.scale_action(actions)  # replay buffers hold actions in [-1, 1]
-    model.replay_buffer.add(observations, stored, scaled, rewards, dones, infos)
+    # Noise shows the critics what other actions lead to. Replay buffers hold actions in [-1, 1]
+    scaled = np.clip(student.policy.scale_action(actions) + noise.normal(0, 0.5, actions.shape), -1, 1)
+    next_observations, rewards, dones, infos = env.step(student.policy.unscale_action(scaled))
+    ends = [info.get("terminal_observation", observation) for info, observation in zip(infos, next_observations, strict=True)]
+    student.replay_buffer.add(observations, np.array(ends), scaled, rewards, dones, infos)
     observations = next_observations
 
-model.learn(args.steps)
-model.save("student")
-mean, std = evaluate_policy(model, env, n_eval_episodes=5)
-print(f"return {mean:.0f} ± {std:.0f}")
+student.learn(1)  # sets up the logger
+student.train(gradient_steps=steps, batch_size=128)  # from the demonstrations alone
+student.learn(steps / 4)  # and with a quarter of the teacher's steps of its own
+student.save("student")
+for name, model in (("teacher", teacher), ("student", student)):
+    mean, std = evaluate_policy(model, env, n_eval_episodes=10)
+    print(f"{name}: return {mean:.0f} ± {std:.0f}")

@@ -1,5 +1,6 @@
 """Every Python block of README and docs runs, every example and notebook runs, commands and links shown are there."""
 
+import importlib
 import os
 import re
 import runpy
@@ -24,7 +25,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 300  # blocks and examples are run with this many steps instead of those they show
 ELSEWHERE = {"walk_without_torch.py", "demo.py"}  # one needs an exported model: test_exports_to_onnx runs it
-FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"], "demonstrations.py": ["--demonstrations", "300"]}
+FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"]}
 
 
 def blocks(language):
@@ -148,6 +149,14 @@ def test_tests_named_in_the_docs_exist():
     for page in PAGES:
         for name in set(re.findall(r"\btest_\w+", page.read_text())):
             assert (ROOT / "tests" / f"{name}.py").exists(), f"{page.name}: {name}"
+
+
+def test_the_algorithms_page_names_functions_that_exist():
+    page = (ROOT / "docs" / "algorithm.md").read_text()
+    named = set(re.findall(r"`(td3x|losses|gradient_step|critics|policies)\.([A-Z]?\w+)", page))
+    assert len(named) > 10
+    for module, name in named - {("critics", "py")}:
+        assert hasattr(importlib.import_module(f"sb3_td3x.td3x.{module}"), name), f"{module}.{name}"
 
 
 def test_every_feature_names_the_test_that_shows_it():

@@ -32,6 +32,7 @@ from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
 from sb3_td3x.td3x import precision
+from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
@@ -142,6 +143,9 @@ def resume_run(
     model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
     with _as_checkpoint_error(found.path / STATE):
         vars(model).update({name: state["model"][name] for name in model.only_in_checkpoints})
+        machine = found.manifest["machine"]
+        if isinstance(model, TD3X) and machine["processor"] == precision.processor():
+            model._matrix_kernels = machine["matrix kernels"]
         env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
     with _as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest)
@@ -311,11 +315,12 @@ def _forgotten(wrapper: str) -> str:
 
 def _rounding(model: Resumable) -> dict[str, Any]:
     """What the rounding of a run depends on besides its settings: versions, processor, threads, path of the updates."""
-    path = getattr(model, "update_path", None)
     machine = {"processor": precision.processor(), "torch threads": th.get_num_threads()}
-    if path == "compiled" and model.device.type == "cpu":
-        machine["matrix kernels"] = precision.choose_matrix_kernels()
-    return {"versions": {name: version(name) for name in VERSIONS}, "machine": machine, "path": path}
+    described = {"versions": {name: version(name) for name in VERSIONS}, "machine": machine, "path": None}
+    if isinstance(model, TD3X):
+        described["path"] = update_path(model.accelerate, model.policy, model._updates_since_load)[0]
+        machine["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
+    return described
 
 
 def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
@@ -327,12 +332,12 @@ def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
     return differences
 
 
-def _other_path(model: Resumable) -> list[str]:
+def _other_path(model: Resumable, saved_path: str | None) -> list[str]:
     """Which path the updates were made on and which one they will be made on, in words, if these differ."""
-    if not isinstance(model, TD3X) or model.update_path is None or not model._n_updates:
+    if saved_path is None or not isinstance(model, TD3X) or not model._n_updates:
         return []
-    path, reason = model.path_ahead()
-    return [] if path == model.update_path else [f"rounding (updates were {model.update_path}, are {path}: {reason})"]
+    path, reason = update_path(model.accelerate, model.policy, model._updates_since_load)
+    return [] if path == saved_path else [f"rounding (updates were {saved_path}, are {path}: {reason})"]
 
 
 class _Restoration:
@@ -360,7 +365,11 @@ class _Restoration:
         callback_state.require_same_episodes(callback, state["callbacks"])
         _copy_back(state["files"], self.found, callback_state.files(callback))
         with self.readable:
-            problems = [*self.problems, *_other_path(model), *callback_state.restore(callback, state["callbacks"])]
+            problems = [
+                *self.problems,
+                *_other_path(model, self.found.manifest["path"]),
+                *callback_state.restore(callback, state["callbacks"]),
+            ]
         problems += self._restore_envs(env, state["env"], *self.reached)
         with self.readable:
             log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)

@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 
 from sb3_td3x.td3x import precision
-from sb3_td3x.td3x.compiled import choose
+from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 
 BASELINE = "SB3 TD3"
@@ -87,7 +87,7 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
         for name, settings in paths.items():
             model = _model(TD3X, case, device, **networks)
             try:
-                choose(settings["accelerate"], model.policy)  # type: ignore[arg-type]
+                update_path(settings["accelerate"], model.policy)  # type: ignore[arg-type]
             except ValueError:
                 continue
             for key, value in settings.items():

@@ -1,8 +1,9 @@
 """
-The fast path: the functions of ``update.py`` recorded once as one program of tensor operations, which is then compiled
-by Inductor. There is no mathematics in here.
+Compiled updates: the losses of ``gradient_step.py`` and their gradients, recorded once as programs of tensor operations and
+compiled with Inductor. There is no mathematics in here.
 """
 
+import copy
 import functools
 import os
 import shutil
@@ -15,75 +16,69 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sb3_td3x.common import random_state
 from sb3_td3x.common.random_state import generators_kept
-from sb3_td3x.common.validation import one_of
-from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.td3x import gradient_step, precision
-from sb3_td3x.td3x.gradient_step import Losses, UpdateSettings
-from sb3_td3x.td3x.policies import TD3XPolicy
-from sb3_td3x.td3x.recordable import NETWORKS, RecordableUpdate, State, attributes_kept, flat, layout
+from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 
 PATHS = ("auto", "plain", "compiled")
-# Compiling takes 25 s on two slow cores and then saves 1 to 2 ms per update
-WORTH_COMPILING = 20_000
+SWITCH_AFTER = 5_000
+"""Plain updates that ``"auto"`` makes, since a model was constructed or loaded, before it compiles."""
 
 _COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-"""Which Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
+"""The compiler that Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
 
-Program = Callable[..., Sequence[th.Tensor]]
+_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,  # the calls between the kernels are compiled too
+    "compile_threads": 1,  # no pool of processes
+    # Numbers that many elements share are computed once, before the loop over the elements
+    "realize_opcount_threshold": 1,
+    "cpp.vec_isa_ok": True,  # the processor says what it has; six test programs would take longer than the update's
+    "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
+    "aot_inductor.enable_line_tables": False,
+}
 _MAKING = threading.Lock()
 """torch records one program at a time."""
 
+Program = Callable[..., Sequence[th.Tensor]]
+
 
 class CannotAccelerate(ValueError):
-    """A fast path cannot be used for this policy on this machine; the text says why."""
+    """Compiled updates cannot be used for this policy on this machine; the text says why."""
 
 
-def choose(request: str, policy: TD3Policy, updates_ahead: float = 0, chosen_before: str | None = None) -> tuple[str, str]:
-    """
-    The path for a run and the reason for it.
-
-    :param request: one of ``PATHS``
-    :param policy: whose networks are to be updated
-    :param updates_ahead: updates that the run is planned to make
-    :param chosen_before: the path that ``"auto"`` chose when this run started, if it goes on
-    :raises CannotAccelerate: if another path than ``"auto"`` is requested and cannot be used
-    """
-    one_of("accelerate", request, PATHS)
-    if request != "auto":
-        if obstacle := _obstacle(request, policy):
-            raise CannotAccelerate(f"accelerate={request!r} cannot be used: {obstacle}")
-        return request, "as requested"
-    # Only a fast path is kept: what did not pay for compiling may do so in a longer `learn`
-    if chosen_before not in (None, "plain") and not _obstacle(chosen_before, policy):
-        return chosen_before, "as before"
-    if obstacle := _obstacle("compiled", policy):
-        return "plain", obstacle
-    if updates_ahead < WORTH_COMPILING:
-        return "plain", f"{updates_ahead:,.0f} updates ahead do not pay for compiling, {WORTH_COMPILING:,} do"
-    return "compiled", f"{updates_ahead:,.0f} updates ahead"
-
-
-def _obstacle(path: str, policy: TD3Policy) -> str | None:
-    """What stands in the way, as far as it can be known without recording an update."""
-    if path == "plain":
-        return None
+def unsupported_reason(policy: TD3Policy) -> str | None:
+    """Why updates of this policy cannot be compiled, as far as it is known without recording one; ``None`` if they can be."""
     if policy.device.type != "cpu":
         return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
-    if not isinstance(policy, TD3XPolicy):
-        return f"{type(policy).__name__} is not a TD3XPolicy"
-    for network in (policy.critic, policy.actor):
-        if type(network.optimizer) not in (th.optim.Adam, th.optim.AdamW):
-            return f"the optimiser {type(network.optimizer).__name__} is not torch's Adam or AdamW"
-        if len(network.optimizer.param_groups) != 1:
-            return "an optimiser has several parameter groups"
     if not _has_compiler():
-        return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another)"
+        return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another one)"
     return None
+
+
+def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> tuple[str, str]:
+    """
+    The path of the next update and the reason for it.
+
+    :param accelerate: one of ``PATHS``
+    :param policy: whose networks are updated
+    :param updates_made: since the model was constructed or loaded
+    :raises CannotAccelerate: for ``"compiled"`` where it cannot be used
+    """
+    if accelerate == "plain":
+        return "plain", "as requested"
+    reason = unsupported_reason(policy)
+    if accelerate == "compiled":
+        if reason is not None:
+            raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
+        return "compiled", "as requested"
+    if updates_made < SWITCH_AFTER or reason is not None:
+        return "plain", reason or f"compiled after {SWITCH_AFTER:,} updates"
+    return "compiled", f"after {SWITCH_AFTER:,} updates"
 
 
 def _has_compiler() -> bool:
@@ -96,161 +91,272 @@ def _is_found(command: str, path: str | None) -> bool:
     return shutil.which(command, path=path) is not None
 
 
-class FastUpdate:
+class Updater(GradientStep):
     """
-    Updates as one program each: one for the critics alone, one for a whole update with actor and targets.
+    Makes plain or compiled updates, as ``accelerate`` asks for.
 
-    A program is made when its kind of update comes first, and again only if something changes that is part of it: the
-    batch size, the count of dropped quantiles, the prioritisation, whether gradients are bounded, frozen layers, options of
-    the optimiser other than the learning rate, the number of torch threads.
+    There are two programs, for the gradients of the critics and of the actor. They are made before the first update that needs
+    them, and again only if something changes that is part of them: the batch size, the count of dropped quantiles, the
+    prioritization, frozen layers, modules, the number of torch threads. A batch of another size is updated with plainly.
 
-    :param policy: changed in place, and the states of its optimisers with it
-    :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
-    :param falls_back: makes plain updates if no program can be made of the policy, instead of raising
-    :param announce: called with a line of text before the first program is made, and on falling back
-    :raises CannotAccelerate: at the first update, if no program can be made of the policy
+    :param policy: as for ``GradientStep``
+    :param accelerate: one of ``PATHS``. With ``"auto"`` updates stay plain where no program can be made
+    :param products: as for ``GradientStep``
+    :param kernels: matrix kernels of compiled updates; ``None`` chooses by the processor
+    :param announce: called with a line of text before the programs are made, and if that fails with ``"auto"``
+    :ivar updates_made: since the model was constructed or loaded
+    :raises CannotAccelerate: at the first update with ``"compiled"``, if no program can be made of the policy
     """
 
     def __init__(
         self,
         policy: TD3Policy,
+        accelerate: str,
         products: str = "fp32",
-        falls_back: bool = False,
+        kernels: str | None = None,
         announce: Callable[[str], None] = lambda _: None,
     ):
-        self.policy, self.products, self.announce = policy, products, announce
-        self.kernels = precision.choose_matrix_kernels()
-        self.falls_back, self._declined = falls_back, False
-        self.plain = gradient_step.PlainUpdate(policy, products)
-        self.last_good = 0
-        self.programs_made = 0
-        self._programs: dict[tuple[Any, ...], Program] = {}
-        self._state = State(policy)
+        super().__init__(policy, products)
+        self.accelerate, self.announce = accelerate, announce
+        self.kernels = kernels or precision.choose_matrix_kernels()
+        self.updates_made = self.programs_made = 0
+        self._declined: str | None = None
+        self._programs: dict[tuple[Any, ...], _GradientProgram] = {}
+        self._active: dict[str, _GradientProgram] = {}
 
     @contextmanager
-    def running(self, batch_size: int) -> Iterator[None]:
-        self._batch_size = batch_size
-        self.last_good = 0
-        self._refresh()
-        self._constants = self._state.constants()
-        self._settings: tuple[Any, th.Tensor | None] = None, None
-        self._fault = th.zeros((), dtype=th.int64, device=self.policy.device)
-        self._faults: dict[int, th.Tensor] = {}
-        with th.no_grad():
-            try:
-                yield
-            finally:
-                first_bad = self._first_bad()
-                self._state.leave()
-        self._raise(first_bad)
+    def running(self, batch_size: int, updates_made: int = 0) -> Iterator[None]:
+        """:param updates_made: since the model was constructed or loaded, before this series"""
+        self._batch_size, self.updates_made = batch_size, updates_made
+        before = self.tensors
+        with super().running(batch_size):
+            if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
+                self._programs.clear()  # recorded from other layers
+            self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)[0]
+            self._constants = _constants(self.tensors)
+            self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
+            self._numbers: tuple[Any, th.Tensor | None] = None, None
+            yield
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
     ) -> Losses:
-        if len(noise) != self._batch_size or self._declined:
-            return self._plain_update(batch, noise, settings, with_actor, number)
-        # A buffer's own batch may hold more, indices for example, which an update does not read
-        batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
-        tensors = flat(batch)
-        inputs = [*self._state.tensors, self._as_tensor(settings), self._fault, noise, *tensors]
-        key = (with_actor, *settings.constants(), *layout(batch), *self._constants)
-        if key not in self._programs:
-            try:
-                self._programs[key] = self._make_program(batch, with_actor, settings, inputs)
-            except CannotAccelerate as error:
-                if not self.falls_back:
-                    raise
-                self._declined = True
-                self.announce(f"accelerate: plain ({error})")
-                return self._plain_update(batch, noise, settings, with_actor, number)
-        with precision.matrix_kernels(self.kernels):
-            self._fault, *losses = self._programs[key](*inputs)
-        self._faults[number] = self._fault
-        rest = iter(losses)
-        return Losses(*[next(rest) if has else None for has in gradient_step.reported(self.policy, settings, with_actor)])  # type: ignore[arg-type]
-
-    def _plain_update(
-        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
-    ) -> Losses:
-        """For a batch of another size, which is not worth a program of its own, or where no program can be made."""
-        self._raise(self._first_bad())
-        with th.enable_grad(), self.plain.running(len(noise)):
-            losses = self.plain(batch, noise, settings, with_actor, number)
-        self._refresh()  # a plain optimiser step may have made new states
-        self.last_good = number
+        is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
+        is_compiled = is_due and self._declined is None and self._path == "compiled" and len(noise) == self._batch_size
+        self._active = self._programs_for(batch, noise, settings) if is_compiled else {}
+        losses = super().__call__(batch, noise, settings, with_actor, number)
+        self.updates_made += 1
         return losses
 
-    def _refresh(self) -> None:
-        if self._state.is_current():
-            return
-        before, self._state = self._state, State(self.policy)
-        if not self._state.is_of_the_same_modules(before):
-            self._programs.clear()
+    def critic_gradients(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    ) -> tuple[Losses, Gradients]:
+        if "critic" not in self._active:
+            return super().critic_gradients(batch, noise, settings)
+        outputs = self._run("critic", self._numbers_of(settings), noise, *_flat(batch))
+        return Losses(*outputs[: len(Losses._fields)]), outputs[len(Losses._fields) :]  # type: ignore[arg-type]
 
-    def _first_bad(self) -> int | None:
-        """The first update that was not made."""
-        if not self._faults:
-            return None
-        if not int(self._fault):
-            self.last_good = max(self.last_good, *self._faults)
-            return None
-        first_bad = next(number for number, fault in self._faults.items() if int(fault))
-        self.last_good = first_bad - 1
-        return first_bad
+    def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
+        if "actor" not in self._active:
+            return super().actor_gradients(batch)
+        loss, *gradients = self._run("actor", *_flat(batch))
+        return loss, gradients  # type: ignore[return-value]
 
-    def _raise(self, first_bad: int | None) -> None:
-        if first_bad is not None:
-            raise NonFiniteError(f"{NETWORKS[int(self._fault) - 1]} loss or its gradient", f"update {first_bad}")
+    def _run(self, name: str, *others: th.Tensor) -> list[th.Tensor | None]:
+        with th.no_grad(), precision.matrix_kernels(self.kernels):
+            return self._active[name]([*self._inputs, *others])
 
-    def _as_tensor(self, settings: UpdateSettings) -> th.Tensor:
-        """The numbers that may change, learning rates included, as one tensor: an edit makes no new program."""
-        values = (*settings.inputs(), *[network.optimizer.param_groups[0]["lr"] for network in self._state.networks])
-        if self._settings[0] != values:
-            tensor = th.tensor([float(value) for value in values], dtype=th.float64, device=self.policy.device)
-            self._settings = values, tensor
-        return self._settings[1]  # type: ignore[return-value]
+    def _numbers_of(self, settings: UpdateSettings) -> th.Tensor:
+        """The numbers that a program reads anew at every update, so that changing them makes no new program."""
+        values = tuple(float(getattr(settings, name)) for name in NUMBERS)
+        if self._numbers[0] != values:
+            self._numbers = values, th.tensor(values, dtype=th.float64)
+        return self._numbers[1]  # type: ignore[return-value]
 
-    def _make_program(
-        self, batch: ReplayBufferSamples, with_actor: bool, settings: UpdateSettings, inputs: list[th.Tensor]
-    ) -> Program:
-        if not self._programs:
-            self.announce("accelerate: compiling the update, 10 to 60 s the first time, a few seconds from then on")
-        recorded = RecordableUpdate(self.policy, self.products, self._state, batch, with_actor, settings)
-        with _MAKING, generators_kept(self.policy.device):
+    def _programs_for(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    ) -> "dict[str, _GradientProgram]":
+        # A replay buffer's own batch may hold more, for example indices, which an update does not read
+        batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
+        same = (*_layout(batch), *self._constants)
+        keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
+        missing = [name for name, key in keys.items() if (name, key) not in self._programs]
+        if missing:
             try:
-                program = _compile(recorded, inputs)
-                with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
-                    program(*[tensor.clone() for tensor in inputs])
-            except CannotAccelerate:
+                made = self._make(missing, batch, noise, settings)
+            except CannotAccelerate as error:
+                if self.accelerate != "auto":
+                    raise
+                self._declined = str(error)
+                self.announce(f"accelerate: plain ({error})")
+                return {}
+            except KeyboardInterrupt:
+                self.updates_made = 0  # the next short `learn` does not begin to compile at once
                 raise
+            self._programs.update({(name, keys[name]): program for name, program in made.items()})
+        return {name: self._programs[name, key] for name, key in keys.items()}
+
+    def _make(
+        self, names: list[str], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    ) -> "dict[str, _GradientProgram]":
+        if not self._programs:
+            self.announce("accelerate: compiling the update, 10 to 30 s the first time, a few seconds from then on")
+        others = {"critic": [self._numbers_of(settings), noise, *_flat(batch)], "actor": _flat(batch)}
+        made = {}
+        for name in names:
+            made[name] = _GradientProgram(self.policy, self.tensors, self.products, name, batch, settings)
+            made[name].compile([*self._inputs, *others[name]], self.kernels)
+            self.programs_made += 1
+        return made
+
+
+NUMBERS = ("gamma", "target_policy_noise", "target_noise_clip")
+"""Of ``UpdateSettings``, those that are inputs of the critics' program."""
+
+
+class _GradientProgram:
+    """
+    Loss and gradients of one network as a function of tensors alone, recorded from a copy of the policy.
+
+    Its inputs are the policy's tensors in the order of ``PolicyTensors.named``; for the critics ``NUMBERS`` in one tensor and
+    the noise; and the tensors of the batch. It changes buffers in place.
+    """
+
+    def __init__(
+        self,
+        policy: TD3Policy,
+        tensors: PolicyTensors,
+        products: str,
+        name: str,
+        batch: ReplayBufferSamples,
+        settings: UpdateSettings,
+    ):
+        self.products, self.name, self.batch, self.settings = products, name, batch, settings
+        optimizers = [network.optimizer for network in tensors.networks.values()]
+        try:
+            # Other threads may use the policy meanwhile
+            kept = [value for module in policy.modules() for value in vars(module).values() if isinstance(value, th.Tensor)]
+            # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
+            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
+            self.policy = copy.deepcopy(policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
+        except Exception as error:
+            raise CannotAccelerate(f"the policy cannot be copied ({_first_line(error)})") from error
+        places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
+        self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
+        self.is_returned: list[bool] = []
+
+    def __call__(self, inputs: list[th.Tensor]) -> list[th.Tensor | None]:
+        outputs = iter(self.program(*inputs))
+        return [next(outputs) if is_returned else None for is_returned in self.is_returned]
+
+    def compile(self, inputs: list[th.Tensor], kernels: str) -> None:
+        """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
+        with _MAKING, generators_kept():
+            drawn = random_state.numpys_and_pythons()
+            try:
+                graph = make_fx(self._step, tracing_mode="fake")(*inputs)
+            except Exception as error:  # whatever a custom network raises when it meets tensors without values
+                raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
+            if random_state.numpys_and_pythons() != drawn and _is_alone():
+                raise CannotAccelerate(
+                    "the policy draws random numbers from numpy or python, which would be the same in every update"
+                )
+            _refuse_random_layers(graph)
+            del self.policy
+            try:
+                import torch._inductor
+
+                self.program: Program = torch._inductor.compile(graph, inputs, options=_OPTIONS)
+                with precision.matrix_kernels(kernels):  # some layers have no kernel that a program can call (LSTM)
+                    self.program(*[tensor.clone() for tensor in inputs])
             except Exception as error:  # a compiler that fails, a cache that cannot be written
-                raise CannotAccelerate(f"making the program failed ({_first_line(error)})") from error
-        self.programs_made += 1
-        return program
+                raise CannotAccelerate(f"compiling the update failed ({_first_line(error)})") from error
+
+    def _step(self, *inputs: th.Tensor) -> list[th.Tensor]:
+        originals = [*dict(self.policy.named_parameters()).values(), *dict(self.policy.named_buffers()).values()]
+        tensors, others = inputs[: len(originals)], inputs[len(originals) :]
+        stand_ins = {
+            id(original): tensor.detach().requires_grad_(original.requires_grad)
+            if isinstance(original, nn.Parameter)
+            else tensor.clone()
+            for original, tensor in zip(originals, tensors, strict=True)
+        }
+        trained = [stand_ins[id(originals[place])] for place in self.trained]
+        rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
+        with th.enable_grad(), _unchanged_attributes(self.policy), precision.bf16_products(rounded):
+            before = swap_parameters(self.policy, stand_ins)
+            outputs: list[Any]
+            if self.name == "critic":
+                numbers, noise, *parts = others
+                batch = _rebuilt(self.batch, parts)
+                values = zip(NUMBERS, numbers.to(batch.rewards.dtype), strict=True)  # actions may be of float16
+                settings = self.settings._replace(**dict(values))  # type: ignore[arg-type]
+                loss, reported = gradient_step.critic_losses(self.policy, batch, noise, settings)
+                outputs = [*reported]
+            else:
+                loss = gradient_step.actor_loss(self.policy, _rebuilt(self.batch, others))
+                outputs = [loss.detach()]
+            outputs += gradient_step.gradients_of(loss, trained)
+        _write_buffers(before, dict(zip(map(id, originals), tensors, strict=True)), stand_ins)
+        self.is_returned = [output is not None for output in outputs]
+        return [output for output in outputs if output is not None]
 
 
-def _compile(recorded: RecordableUpdate, inputs: Sequence[th.Tensor]) -> Program:
-    drawn = random_state.numpys_and_pythons()
-    try:
-        with attributes_kept(recorded.policy):
-            program = make_fx(recorded.step, tracing_mode="fake")(*inputs)
-    except Exception as error:  # whatever a user's network raises when it meets tensors without values
-        raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
-    if random_state.numpys_and_pythons() != drawn and _is_alone():
-        raise CannotAccelerate(
-            "the policy draws random numbers of numpy's or python's, which would be the same in every update"
-        )
-    _refuse_random_layers(program)
-    import torch._inductor
+def swap_parameters(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """
+    Put other tensors in the place of a network's parameters and buffers.
 
-    options: dict[str, Any] = {
-        "cpp_wrapper": True,  # the calls between the kernels are compiled too
-        "compile_threads": 1,  # without a pool of processes
-        # Numbers that many elements share are computed once, before the loop over the elements: Adam's two powers
-        # inside it cost a quarter of a millisecond per update
-        "realize_opcount_threshold": 1,
-    }
-    return torch._inductor.compile(program, list(inputs), options=options)
+    Unlike ``torch.func.functional_call`` this is right for a module that is part of two networks, such as a shared extractor.
+
+    :param stand_ins: by the ``id`` of what they replace
+    :return: where tensors are held, with what was held there before
+    """
+    holders: list[Any] = [holder for module in network.modules() for holder in (module._parameters, module._buffers)]
+    before = [(holder, dict(holder)) for holder in holders]
+    for holder in holders:
+        holder.update({name: stand_ins[id(tensor)] for name, tensor in holder.items() if tensor is not None})
+    return before
+
+
+def _write_buffers(
+    before: list[tuple[dict[str, Any], dict[str, Any]]], inputs: dict[int, th.Tensor], stand_ins: dict[int, th.Tensor]
+) -> None:
+    """
+    Write what a forward pass has made of the buffers into the program's inputs.
+
+    A layer may have written into a buffer or set another one, as in ``self.mean = 0.9 * self.mean + 0.1 * new``.
+
+    :raises ValueError: for a new buffer or parameter, or one of another shape or type
+    """
+    for holder, originals in before:
+        for name, tensor in holder.items():
+            original = originals.get(name)
+            stand_in = None if original is None else stand_ins[id(original)]
+            if isinstance(original, nn.Parameter) or stand_in is None:
+                is_same = tensor is stand_in
+            else:
+                is_same = tensor is not None and (tensor.shape, tensor.dtype) == (stand_in.shape, stand_in.dtype)
+            if not is_same:
+                raise ValueError(f"a layer changes what its buffer or parameter {name!r} is")
+            if original is not None and not isinstance(original, nn.Parameter):
+                inputs[id(original)].copy_(tensor.detach())
+
+
+@contextmanager
+def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
+    """
+    :raises ValueError: if a custom module sets an attribute, which a program would not do. torch's own layers keep nothing there
+        that their next call needs
+    """
+    absent = object()
+    before = [(module, dict(vars(module))) for module in network.modules()]
+    yield
+    for module, attributes in before:
+        changed = [name for name, value in vars(module).items() if value is not attributes.get(name, absent)]
+        if changed and not type(module).__module__.startswith("torch."):
+            raise ValueError(
+                f"{type(module).__name__}.{changed[0]} is set in every call: register_buffer is for tensors that a layer keeps"
+            )
 
 
 def _is_alone() -> bool:
@@ -262,17 +368,53 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
-def _refuse_random_layers(program: GraphModule) -> None:
+def _refuse_random_layers(graph: GraphModule) -> None:
     """Dropout would draw other numbers than on the plain path."""
-    for node in program.graph.nodes:
+    for node in graph.graph.nodes:
         if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0:
             raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
 
 
 def _dropout_of(node: Node) -> Any:
-    """The share that an attention's dropout leaves out; ``None`` for other operations."""
+    """The fraction that an attention's dropout leaves out; ``None`` for other operations."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     if "dropout_p" not in names:
         return None
     place = names.index("dropout_p")
     return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+
+
+def _constants(tensors: PolicyTensors) -> tuple[Any, ...]:
+    """What a program takes from the networks and does not read anew at every update."""
+    trained = [{id(parameter) for parameter in parameters} for parameters in tensors.trained.values()]
+    is_trained = [id(tensor) in parameters for parameters in trained for tensor in tensors.named.values()]
+    layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors.named.values()]
+    return th.get_num_threads(), *is_trained, *layouts, *[module.training for module in tensors.modules]
+
+
+def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
+    """A batch's tensors in a fixed order; a Dict observation counts as its parts."""
+    tensors: list[th.Tensor] = []
+    for name in ReplayBufferSamples._fields:  # a buffer's own batch may hold more, for example indices
+        part = getattr(batch, name, None)
+        if isinstance(part, dict):
+            tensors.extend(part.values())
+        elif part is not None:
+            tensors.append(part)
+    return tensors
+
+
+def _layout(batch: ReplayBufferSamples) -> tuple[Any, ...]:
+    """What a program takes for granted about a batch."""
+    keys = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
+    return (*keys, *[(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _flat(batch)])
+
+
+def _rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:
+    """The inverse of ``_flat``."""
+    rest = iter(tensors)
+    parts = [
+        {key: next(rest) for key in part} if isinstance(part, dict) else None if part is None else next(rest)
+        for part in template
+    ]
+    return type(template)(*parts)  # type: ignore[arg-type]  # no discounts is None

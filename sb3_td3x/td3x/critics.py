@@ -1,4 +1,4 @@
-"""The kinds of critics: SB3's networks with one value, or with quantiles, and what an update needs to know of each."""
+"""SB3's critics with scalar values, quantile critics under the same parameter names, and what an update needs to know of each."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,22 +12,22 @@ from sb3_td3x.td3x import losses
 
 class CriticKind(NamedTuple):
     """
-    What an update needs to know of a kind of critics, whose ``forward`` gives one tensor per critic.
+    The functions of a kind of critic. Its ``forward`` returns one tensor per critic.
 
-    :param target: of the target critics' outputs, rewards, dones, discounts and quantiles to drop
-    :param loss: of the critics' outputs and the target
-    :param huber_losses: the same, per transition, for prioritised replay
-    :param ascended: of the critic, observations and actions: the values whose mean the actor ascends
+    :param target: from the target critics' outputs, rewards, dones, discounts and the number of quantiles to drop
+    :param loss: from the critics' outputs and the target
+    :param huber_losses: the loss per transition, for prioritized replay
+    :param actor_objective: from the critic, observations and actions: the values whose mean the actor maximizes
     """
 
     target: Callable[..., th.Tensor]
     loss: Callable[..., th.Tensor]
     huber_losses: Callable[..., th.Tensor]
-    ascended: Callable[..., th.Tensor]
+    actor_objective: Callable[..., th.Tensor]
 
 
 SCALAR = CriticKind(
-    losses.scalar_target,
+    losses.clipped_double_q_target,
     losses.scalar_critic_loss,
     losses.scalar_huber_losses,
     lambda critic, observations, actions: critic.q1_forward(observations, actions),
@@ -41,7 +41,7 @@ QUANTILES = CriticKind(
 
 
 def kind_of(critic: ContinuousCritic) -> CriticKind:
-    """A critic class names its kind; SB3's and a user's own have scalar values."""
+    """The kind that a critic class names. SB3's critics, and custom ones that name no kind, have scalar values."""
     return getattr(critic, "kind", SCALAR)
 
 
@@ -49,7 +49,7 @@ class QuantileCritic(ContinuousCritic):
     """
     SB3's critics with ``n_quantiles`` outputs each, under the same parameter names (``qf0.*``).
 
-    :param n_quantiles: width of the last layers; the others are those of ``ContinuousCritic``
+    :param n_quantiles: width of the last layers; the other parameters are those of ``ContinuousCritic``
     """
 
     kind = QUANTILES

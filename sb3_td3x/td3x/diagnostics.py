@@ -18,7 +18,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x.common.random_state import generators_kept
 from sb3_td3x.common.transitions import can_sample, sample, stored_transitions
 from sb3_td3x.td3x.exploration import noise_std
-from sb3_td3x.td3x.gradient_step import UpdateSettings, target_of
+from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
 if TYPE_CHECKING:
     from sb3_td3x.td3x.td3x import TD3X
@@ -71,7 +71,7 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
         values = th.stack([output.mean(dim=1) for output in outputs])  # (n_critics, batch)
         measured = {
             "q_mean": values.mean(),
-            "target_mean": target_of(policy, batch, noise, settings).mean(),
+            "target_mean": critic_target(policy, batch, noise, settings).mean(),
             "action_saturation": (policy.actor(batch.observations).abs() > SATURATED).float().mean(),
         }
         if len(values) > 1:

@@ -1,16 +1,16 @@
 """
-One gradient update: loss from ``rule.py``, gradient, optimiser, target networks.
+One gradient update: the losses of ``losses.py``, their gradients, the optimizers' steps and the target networks.
 
-``PlainUpdate`` makes it operation by operation and is the reference that every faster path has to equal; those
-(``accelerate.py``) run the same functions with another ``descend``.
+``GradientStep`` computes gradients with autograd, operation by operation. Compiled updates (``compiled.py``) replace only its
+two functions that compute gradients.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch as th
-from stable_baselines3.common.policies import BaseModel, ContinuousCritic
+from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
@@ -20,131 +20,66 @@ from sb3_td3x.td3x import losses, precision
 from sb3_td3x.td3x.critics import kind_of
 from sb3_td3x.td3x.sale import EmbeddedCritic
 
-# Moves a network one optimiser step down a loss; the text names the network in an error, the last bounds its gradient
-Descend = Callable[[BaseModel, th.Tensor, str, "float | th.Tensor | None"], None]
-
-
-CONSTANTS = ("top_quantiles_to_drop_per_net", "prioritization")
-"""Settings that are part of a program and never a tensor."""
-
 
 class UpdateSettings(NamedTuple):
-    """What may change between two updates: the rule's numbers, floats or tensors of no dimension, and ``CONSTANTS``."""
+    """The numbers of the algorithm, which may change between two updates: floats, or tensors without dimensions."""
 
     gamma: float | th.Tensor
-    tau: float | th.Tensor
+    tau: float
     target_policy_noise: float | th.Tensor
     target_noise_clip: float | th.Tensor
-    max_grad_norm: float | th.Tensor | None = None
-    """``None`` bounds no gradient."""
+    max_grad_norm: float | None = None
+    """``None`` does not clip gradients."""
     top_quantiles_to_drop_per_net: int = 0
     """0 for scalar critics."""
     prioritization: str | None = None
-    """``"lap"`` or none."""
-
-    def inputs(self) -> tuple[float | th.Tensor, ...]:
-        """The numbers: what a program reads anew at every update."""
-        return tuple(getattr(self, name) for name in self._numbers())
-
-    def with_inputs(self, inputs: Iterable[th.Tensor]) -> "UpdateSettings":
-        """The same with other numbers, in the order of ``inputs``."""
-        numbers: dict[str, Any] = dict(zip(self._numbers(), inputs, strict=True))
-        return self._replace(**numbers)
-
-    def constants(self) -> tuple[Any, ...]:
-        """What is part of a program: ``CONSTANTS``, and which numbers there are."""
-        return (*[getattr(self, name) for name in CONSTANTS], *self._numbers())
-
-    def _numbers(self) -> list[str]:
-        return [name for name in self._fields if name not in CONSTANTS and getattr(self, name) is not None]
+    """``"lap"`` or ``None``."""
 
 
 class Losses(NamedTuple):
-    """What an update reports: detached tensors of no dimension, taken before each step."""
+    """What an update reports: detached tensors without dimensions, computed before each step."""
 
     critic: th.Tensor
-    actor: th.Tensor | None
+    actor: th.Tensor | None = None
     errors: th.Tensor | None = None
-    """With ``"lap"``: of each transition, ``(batch,)``, what its priority follows."""
+    """With ``"lap"``, the TD error of each transition, ``(batch,)``, which its priority follows."""
     encoder: th.Tensor | None = None
-    """With embeddings: the encoder's loss, which is not part of ``critic``."""
+    """With embeddings, the encoder's loss, which is not part of ``critic``."""
 
 
-def reported(policy: TD3Policy, settings: UpdateSettings, with_actor: bool) -> tuple[bool, ...]:
-    """Which of ``Losses``, in their order, an update has."""
-    return True, with_actor, settings.prioritization == "lap", isinstance(policy.critic, EmbeddedCritic)
+Gradients = Sequence[th.Tensor | None]
+"""One per trained parameter of a network; ``None`` where the loss does not depend on it."""
 
 
-class Update(Protocol):
+def critic_losses(
+    policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+) -> tuple[th.Tensor, Losses]:
     """
-    A way to make updates. It belongs to one policy, whose parameters and optimiser states it changes in place.
+    The loss that the critics' optimizer minimizes, and what is reported of it.
 
-    ``last_good`` is the number of the last update that was made, valid after a series of at least one.
+    :param batch: transitions with ``dones`` that exclude time limits, actions scaled to [-1, 1]
+    :param noise: standard normal numbers for the target actions, ``(batch, action_dim)``
     """
-
-    last_good: int
-
-    def running(self, batch_size: int) -> AbstractContextManager[None]:
-        """Encloses a series of updates of usually this batch size; between two series anything may be edited."""
-
-    def __call__(
-        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
-    ) -> Losses:
-        """
-        Make update ``number``, counted from 1.
-
-        :param batch: transitions with ``dones`` that exclude time limits, actions scaled to [-1, 1]
-        :param noise: standard normal numbers, ``(batch, action_dim)``
-        :param settings: the numbers of the rule
-        :param with_actor: after the critics move also the actor and the targets
-        :raises NonFiniteError: for a loss or gradient that is not finite, here or at the end of the series;
-            that update and all later ones of the series change nothing
-        """
-
-
-def make(
-    policy: TD3Policy,
-    batch: ReplayBufferSamples,
-    noise: th.Tensor,
-    settings: UpdateSettings,
-    with_actor: bool,
-    descend: Descend,
-) -> Losses:
-    """Move all critics one step and, ``with_actor``, the actor and then the targets. Parameters as in ``Update``."""
-    losses = critic_step(policy, batch, noise, settings, descend)
-    return losses._replace(actor=actor_step(policy, batch, settings, descend)) if with_actor else losses
-
-
-def critic_step(
-    policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, descend: Descend
-) -> Losses:
-    """Move all critics, and with them an encoder, one optimiser step towards the target of the target networks."""
     kind = kind_of(policy.critic)
-    target = target_of(policy, batch, noise, settings)
+    target = critic_target(policy, batch, noise, settings)
     values = policy.critic(batch.observations, batch.actions)
-    errors = None
     if settings.prioritization is None:
-        loss = kind.loss(values, target)
+        loss, errors = kind.loss(values, target), None
     else:
         loss = kind.huber_losses(values, target).mean()
-        errors = losses.errors([value.detach() for value in values], target)
-    encoder = _encoder_loss(policy.critic, batch)
-    # No parameter has a gradient of both, so one step for the sum is one for each; only a bound on the gradient holds for both
-    descend(policy.critic, loss if encoder is None else loss + encoder, "critic", settings.max_grad_norm)
-    return Losses(loss.detach(), None, errors, None if encoder is None else encoder.detach())
+        errors = losses.td_errors([value.detach() for value in values], target)
+    if not isinstance(policy.critic, EmbeddedCritic):
+        return loss, Losses(loss.detach(), errors=errors)
+    # No parameter has a gradient of both losses, so one step for the sum is one step for each
+    encoder = policy.critic.encoder_loss(batch.observations, batch.actions, batch.next_observations)
+    return loss + encoder, Losses(loss.detach(), errors=errors, encoder=encoder.detach())
 
 
-def _encoder_loss(critic: ContinuousCritic, batch: ReplayBufferSamples) -> th.Tensor | None:
-    if not isinstance(critic, EmbeddedCritic):
-        return None
-    return critic.encoder_loss(batch.observations, batch.actions, batch.next_observations)
-
-
-def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:
-    """What all critics are moved towards, without gradient: ``(batch, 1)``, or a column per kept quantile."""
+def critic_target(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:
+    """The target of all critics, without gradient: ``(batch, 1)``, or a column per kept quantile."""
     discounts = settings.gamma if batch.discounts is None else batch.discounts
     with th.no_grad():
-        next_actions = losses.smoothed_actions(
+        next_actions = losses.target_policy_smoothing(
             policy.actor_target(batch.next_observations), noise, settings.target_policy_noise, settings.target_noise_clip
         )
         next_values = policy.critic_target(batch.next_observations, next_actions)
@@ -152,131 +87,239 @@ def target_of(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, s
         return kind_of(policy.critic).target(next_values, batch.rewards, batch.dones, discounts, drop)
 
 
-def actor_step(policy: TD3Policy, batch: ReplayBufferSamples, settings: UpdateSettings, descend: Descend) -> th.Tensor:
-    """Move the actor one step up the critics' value, then what follows towards what it follows; return the actor's loss."""
+def actor_loss(policy: TD3Policy, batch: ReplayBufferSamples) -> th.Tensor:
+    """The loss that the actor's optimizer minimizes: minus the critics' mean value of the actor's actions."""
     actions = policy.actor(batch.observations)
-    loss = losses.actor_loss(kind_of(policy.critic).ascended(policy.critic, batch.observations, actions))
-    descend(policy.actor, loss, "actor", settings.max_grad_norm)
-    with th.no_grad():
-        for target, source in _followers(policy):
-            losses.polyak_(target.parameters(), source.parameters(), settings.tau)
-            # Batch norm's running statistics are averages already: copied, also with tau 0 (SB3 issue #996)
-            losses.polyak_(_running_statistics(target), _running_statistics(source), 1.0)
-    return loss.detach()
-
-
-def _followers(policy: TD3Policy) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Networks that move towards another, targets first."""
-    yield policy.critic_target, policy.critic
-    yield policy.actor_target, policy.actor
-    if isinstance(policy.critic, EmbeddedCritic):
-        yield policy.critic.slow_encoder, policy.critic.encoder
-        if any(parameter.requires_grad for parameter in policy.actor.parameters()):  # a frozen actor acts as it did
-            yield policy.actor.features_extractor.slow_encoder, policy.critic.encoder.state  # type: ignore[misc]
+    return losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch.observations, actions))
 
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:
-    """The parameters that the network's optimiser holds and the user has not frozen."""
-    held = {parameter for group in network.optimizer.param_groups for parameter in group["params"]}
-    return [parameter for parameter in network.parameters() if parameter.requires_grad and parameter in held]
+    """The parameters that are in the network's optimizer and not frozen."""
+    optimized = {parameter for group in network.optimizer.param_groups for parameter in group["params"]}
+    return [parameter for parameter in network.parameters() if parameter.requires_grad and parameter in optimized]
 
 
-def is_finite(loss: th.Tensor, gradients: list[th.Tensor]) -> th.Tensor:
-    """Whether a loss and all gradients are. A sum is the cheapest thing that every NaN and infinity survives."""
-    return th.isfinite(th.stack([loss.detach(), *[gradient.sum() for gradient in gradients]]).sum())
+def target_pairs(policy: TD3Policy) -> list[tuple[nn.Module, nn.Module]]:
+    """Networks that follow another one, each with the one that it follows."""
+    pairs: list[tuple[nn.Module, nn.Module]] = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
+    if isinstance(policy.critic, EmbeddedCritic):
+        pairs.append((policy.critic.slow_encoder, policy.critic.encoder))
+        if any(parameter.requires_grad for parameter in policy.actor.parameters()):  # a frozen actor must not change
+            pairs.append((policy.actor.features_extractor.slow_encoder, policy.critic.encoder.state))  # type: ignore[arg-type]
+    return pairs
 
 
-def clipped(gradients: list[th.Tensor], max_norm: float | th.Tensor | None) -> list[th.Tensor]:
-    """Gradients scaled down together to this 2-norm where theirs is above it, as by torch's ``clip_grad_norm_``."""
-    if max_norm is None or not gradients:
+def is_finite(losses: Sequence[th.Tensor], gradients: Sequence[th.Tensor]) -> bool:
+    """Whether losses and gradients are finite. A sum is the cheapest operation that keeps every NaN and infinity."""
+    return bool(th.isfinite(th.stack([*losses, *[gradient.sum() for gradient in gradients]]).sum()))
+
+
+def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[th.Tensor]:
+    """Scale gradients down to this common 2-norm where theirs is larger, as torch's ``clip_grad_norm_`` does."""
+    if max_norm is None:
         return gradients
     norm = th.linalg.vector_norm(th.stack([th.linalg.vector_norm(gradient) for gradient in gradients]))
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [gradient * scale for gradient in gradients]
 
 
-class PlainUpdate:
+class PolicyTensors:
     """
-    Updates operation by operation, with the policy's own optimisers of whatever class.
+    The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time.
 
-    :param policy: changed in place
+    :ivar named: parameters and buffers by name
+    :ivar trained: parameters that each network's optimizer moves, by the network's name
+    """
+
+    def __init__(self, policy: TD3Policy):
+        self.networks: dict[str, BaseModel] = {"critic": policy.critic, "actor": policy.actor}
+        self.modules = list(policy.modules())
+        self.buffers = dict(policy.named_buffers())
+        self.named = {**dict(policy.named_parameters()), **self.buffers}
+        self.trained = {name: trainable(network) for name, network in self.networks.items()}
+        pairs = target_pairs(policy)
+        self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
+        # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
+        self.statistics = [(_running_statistics(target), _running_statistics(source)) for target, source in pairs]
+        self._parameters = list(policy.parameters())
+        self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
+        self._identities = self._current_identities()
+
+    def is_current(self) -> bool:
+        """Whether the policy and its optimizers still use the same tensors and modules."""
+        return self._identities == self._current_identities()
+
+    def _current_identities(self) -> list[Any]:
+        identities: list[Any] = [id(value) for holder in self._holders for value in holder.values()]
+        for parameter in self._parameters:
+            identities += (parameter.requires_grad, parameter.data_ptr())  # `policy.to` keeps a parameter and moves its memory
+        for network in self.networks.values():
+            identities += (network.optimizer, *[len(group["params"]) for group in network.optimizer.param_groups])
+        return identities
+
+
+class GradientStep:
+    """
+    Makes the updates of one policy with autograd, in place, with the policy's own optimizers of any class.
+
+    :param policy: its parameters, buffers and optimizer states are changed in place
     :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
+    :ivar last_good: number of the last update that was made
     """
 
     def __init__(self, policy: TD3Policy, products: str = "fp32"):
         self.policy, self.products = policy, products
         self.last_good = 0
+        self.tensors = PolicyTensors(policy)
+        self._copies: list[th.Tensor] = []
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
-        self._has_buffers = any(True for _ in self.policy.buffers())
-        with precision.hidden_products(self.policy, self.products):
+        """
+        Enclose a series of updates. Between two series anything may be edited.
+
+        :param batch_size: of most updates of the series
+        """
+        precision.require_supported(self.products, self.policy.device)
+        if not self.tensors.is_current():
+            self.tensors = PolicyTensors(self.policy)
+        self.last_good = 0
+        optimizers = [network.optimizer for network in self.tensors.networks.values()]
+        self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
+        with _fused_adam(optimizers):
             yield
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
     ) -> Losses:
-        # The critics have moved before the actor's gradient is known to be good
-        undo = _copy_of(self.policy.critic) if with_actor else None
-        statistics = _buffers_of(self.policy) if self._has_buffers else []
-        self.last_good = number - 1
+        """
+        Make update ``number``, counted from 1: one step of all critics and, ``with_actor``, one of the actor and the targets.
+
+        :param batch: as in ``critic_losses``
+        :param noise: as in ``critic_losses``
+        :raises NonFiniteError: for a loss or gradient that is not finite; then this update has changed nothing
+        """
+        undo = self._save_state(with_actor)
         try:
-            losses = make(self.policy, batch, noise, settings, with_actor, _descend)
+            reported, gradients = self.critic_gradients(batch, noise, settings)
+            self._optimizer_step("critic", [reported.critic, reported.encoder], gradients, settings.max_grad_norm)
+            if with_actor:
+                loss, gradients = self.actor_gradients(batch)
+                self._optimizer_step("actor", [loss], gradients, settings.max_grad_norm)
+                reported = reported._replace(actor=loss)
         except _NonFinite as error:
-            if undo is not None:
-                undo()
-            for holder, name, buffer, value in statistics:
-                holder[name] = buffer.copy_(value)  # a layer may have set another one
+            undo()
             raise NonFiniteError(f"{error} loss or its gradient", f"update {number}") from None
+        except BaseException:  # Ctrl-C among them
+            undo()
+            raise
+        if with_actor:
+            self._update_targets(settings.tau)
         self.last_good = number
-        return losses
+        return reported
+
+    def critic_gradients(
+        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    ) -> tuple[Losses, Gradients]:
+        """The critics' losses, and the gradients of what their optimizer minimizes."""
+        with th.enable_grad(), precision.bf16_products(self._rounded):
+            loss, reported = critic_losses(self.policy, batch, noise, settings)
+            return reported, gradients_of(loss, self.tensors.trained["critic"])
+
+    def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
+        """The actor's loss and its gradients."""
+        with th.enable_grad(), precision.bf16_products(self._rounded):
+            loss = actor_loss(self.policy, batch)
+            return loss.detach(), gradients_of(loss, self.tensors.trained["actor"])
+
+    def _optimizer_step(
+        self, name: str, reported: list[th.Tensor | None], gradients: Gradients, max_norm: float | None
+    ) -> None:
+        optimizer = self.tensors.networks[name].optimizer
+        pairs = zip(self.tensors.trained[name], gradients, strict=True)
+        reached = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+        if not reached:
+            return  # the whole network is frozen
+        if not is_finite([loss for loss in reported if loss is not None], [*reached.values()]):
+            raise _NonFinite(name)
+        optimizer.zero_grad()
+        for parameter, gradient in zip(reached, clip_gradients([*reached.values()], max_norm), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    @th.no_grad()
+    def _update_targets(self, tau: float) -> None:
+        for targets, sources in self.tensors.targets:
+            losses.polyak_update(targets, sources, tau)
+        for targets, sources in self.tensors.statistics:
+            losses.polyak_update(targets, sources, 1.0)
+
+    @th.no_grad()
+    def _save_state(self, with_actor: bool) -> Callable[[], None]:
+        """
+        Copy what an update may have changed before it turns out not to be finite; calling the result restores it.
+
+        Buffers change in forward passes. The critics have moved before the actor's gradient is known to be finite.
+        """
+        holders = [module._buffers for module in self.tensors.modules if module._buffers] if self.tensors.buffers else []
+        buffers = [(holder, dict(holder)) for holder in holders]
+        saved = [buffer for _, kept in buffers for buffer in kept.values() if buffer is not None]
+        optimizer = self.policy.critic.optimizer
+        state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
+        if with_actor:
+            saved += [parameter.detach() for parameter in self.policy.critic.parameters()]
+            saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
+        if [(copy.shape, copy.dtype) for copy in self._copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:
+            self._copies = [th.empty_like(tensor) for tensor in saved]
+        if saved:
+            th._foreach_copy_(self._copies, saved)
+
+        @th.no_grad()
+        def undo() -> None:
+            for tensor, copy in zip(saved, self._copies, strict=True):
+                tensor.copy_(copy)
+            for holder, kept in buffers:
+                holder.update(kept)  # a layer may have set another buffer
+            if with_actor:
+                optimizer.state.clear()
+                optimizer.state.update(state)
+
+        return undo
 
 
 class _NonFinite(ArithmeticError):
-    """A network's loss or gradient is not finite; it has not moved."""
+    """The loss or gradient of the named network is not finite; the network has not moved."""
 
 
-def _descend(network: BaseModel, loss: th.Tensor, name: str, max_norm: float | th.Tensor | None) -> None:
-    parameters = trainable(network)
-    if not parameters:
-        return  # the user has frozen the whole network
-    network.optimizer.zero_grad()
-    # Only this network's gradients: through the actor's loss flows also the critic's, which nobody needs
-    loss.backward(inputs=parameters)
-    reached = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
-    gradients = list(reached.values())
-    if not is_finite(loss, gradients):
-        raise _NonFinite(name)
-    for parameter, gradient in zip(reached, clipped(gradients, max_norm), strict=True):
-        parameter.grad = gradient
-    network.optimizer.step()
+def gradients_of(loss: th.Tensor, parameters: Sequence[th.Tensor]) -> Gradients:
+    """Gradients of a loss; through the actor's loss also the critics would have some, which nobody needs."""
+    return th.autograd.grad(loss, parameters, allow_unused=True) if parameters else []
 
 
-def _copy_of(network: BaseModel) -> Callable[[], None]:
-    """Copy a network's parameters and its optimiser's state; calling the result puts them back."""
-    optimizer = network.optimizer
-    parameters = [parameter.detach() for parameter in network.parameters()]
-    values = [parameter.clone() for parameter in parameters]
-    state = {
-        parameter: {key: value.clone() if isinstance(value, th.Tensor) else value for key, value in entries.items()}
-        for parameter, entries in optimizer.state.items()
-    }
+@contextmanager
+def _fused_adam(optimizers: Sequence[th.optim.Optimizer]) -> Iterator[None]:
+    """
+    Inside, Adam and AdamW on the CPU take one fused step for all parameters, unless the user has chosen an implementation.
 
-    def undo() -> None:
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
-        optimizer.state.clear()
-        optimizer.state.update(state)
-
-    return undo
-
-
-def _buffers_of(network: nn.Module) -> list[tuple[dict[str, th.Tensor | None], str, th.Tensor, th.Tensor]]:
-    """Every buffer with where it is held, and a copy of what it holds."""
-    holders = [module._buffers for module in network.modules() if module._buffers]
-    return [
-        (holder, name, buffer, buffer.clone()) for holder in holders for name, buffer in holder.items() if buffer is not None
+    The option is not left in the optimizers, so that they are saved as SB3's.
+    """
+    groups = [
+        group
+        for optimizer in optimizers
+        if type(optimizer) in (th.optim.Adam, th.optim.AdamW)
+        for group in optimizer.param_groups
+        if not any(group.get(name) is not None and group[name] is not False for name in ("capturable", "differentiable"))
+        and group.get("fused") is None
+        and group.get("foreach") is None
+        and all(parameter.device.type == "cpu" for parameter in group["params"])
     ]
+    for group in groups:
+        group["fused"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["fused"] = None
 
 
 def _running_statistics(network: nn.Module) -> list[th.Tensor]:

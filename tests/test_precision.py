@@ -32,7 +32,7 @@ class TestPrecision:
         wide = TD3X("MlpPolicy", LineEnv(action_space=action_space), policy_kwargs={"net_arch": [64]}, n_quantiles=64)
         rounded = []
         for network in (wide.actor, wide.critic):
-            with precision.hidden_products(network, "bf16"):
+            with precision.bf16_products(precision.hidden_layers(network)):
                 rounded += [module for module in network.modules() if "forward" in vars(module)]
         assert rounded == [wide.critic.q_networks[0][0], wide.critic.q_networks[1][0]]
 

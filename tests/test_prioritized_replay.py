@@ -34,7 +34,7 @@ class TestRule:
     @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 6)])
     def test_errors_and_priorities_are_the_slow_twins(self, n, m):
         values, target = drawn_values(0, critics=3, n=n, m=m)
-        errors = losses.errors(*tensors(values, target))
+        errors = losses.td_errors(*tensors(values, target))
         np.testing.assert_allclose(errors.detach(), largest_errors(values, target), rtol=1e-13)
         expected = [priority(error) for error in errors.tolist()]
         np.testing.assert_allclose(compute_priorities(errors.detach()), expected, rtol=1e-13)
@@ -132,7 +132,7 @@ class TestAlgorithm:
         place = algorithm.replay_buffer._sampled
         np.random.set_state(state)
         algorithm.train(1, 8)
-        target = gradient_step.target_of(before, batch, th.zeros_like(batch.actions), algorithm._update_settings())
+        target = gradient_step.critic_target(before, batch, th.zeros_like(batch.actions), algorithm._update_settings())
         with th.no_grad():
             values = before.critic(batch.observations, batch.actions)
         expected = [priority(error) for error in largest_errors([value.numpy() for value in values], target.numpy())]

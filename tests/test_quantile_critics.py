@@ -128,7 +128,7 @@ class TestCritic:
 
     def test_outputs_are_never_rounded_to_bf16(self):
         policy = model(n_quantiles=70, policy_kwargs={"net_arch": [64, 64]}).policy
-        with precision.hidden_products(policy, "bf16"):
+        with precision.bf16_products(precision.hidden_layers(policy)):
             for network in (*policy.critic.q_networks, *policy.critic_target.q_networks):
                 assert ["forward" in vars(layer) for layer in network] == [False, False, True, False, False]
 
@@ -169,7 +169,7 @@ class TestDropping:
             programs.append(compiled._get_updater().programs_made)
             for name, value in weights(plain).items():
                 th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
-        assert programs == [1, 2, 2, 2]
+        assert programs == [2, 3, 3, 3]
         edited = weights(plain)
         plain = ready(policy_delay=1)
         train(plain, range(4))

@@ -420,7 +420,11 @@ class TestSaysWhatIsNotExact:
     def test_another_processor_or_number_of_threads_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         manifest = Store(tmp_path).checkpoints()[-1].manifest
-        assert manifest["machine"] == {"processor": precision.processor(), "torch threads": th.get_num_threads()}
+        assert manifest["machine"] == {
+            "processor": precision.processor(),
+            "torch threads": th.get_num_threads(),
+            "matrix kernels": precision.choose_matrix_kernels(),
+        }
         monkeypatch.setattr("sb3_td3x.td3x.precision.processor", lambda: "an abacus")
         monkeypatch.setattr(th, "get_num_threads", lambda: 64)
         with pytest.warns(UserWarning, match="not restored exactly") as warned:
@@ -432,9 +436,9 @@ class TestSaysWhatIsNotExact:
 
     def test_another_path_of_the_updates_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        monkeypatch.setattr(compiled, "WORTH_COMPILING", 5)
+        monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
         monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
-        with pytest.warns(UserWarning, match=r"updates were plain, are compiled: 20 updates ahead"):
+        with pytest.warns(UserWarning, match=r"updates were plain, are compiled: after 5 updates"):
             resume_run(tmp_path, seeded())._setup_learn(20, None, reset_num_timesteps=False)
 
     def test_a_model_on_the_cpu_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):

@@ -14,23 +14,23 @@ def test_noise_is_scaled_then_clipped_and_the_action_is_clamped_after_it():
     actions = column(0.0, 0.9, -0.9, 0.3)
     noise = column(1.0, 10.0, -10.0, -1.0)
     # noise x 0.2 = 0.2, 2.0, -2.0, -0.2; clipped to 0.5: 0.2, 0.5, -0.5, -0.2; added: 0.2, 1.4, -1.4, 0.1; clamped
-    th.testing.assert_close(losses.smoothed_actions(actions, noise, 0.2, 0.5), column(0.2, 1.0, -1.0, 0.1))
+    th.testing.assert_close(losses.target_policy_smoothing(actions, noise, 0.2, 0.5), column(0.2, 1.0, -1.0, 0.1))
 
 
 def test_target_takes_the_smaller_twin_per_transition():
     # 1 + 0.5 min(4, 6) = 3; 2 + 0.5 min(8, 2) = 3
-    target = losses.scalar_target([column(4.0, 8.0), column(6.0, 2.0)], column(1.0, 2.0), column(0.0, 0.0), 0.5)
+    target = losses.clipped_double_q_target([column(4.0, 8.0), column(6.0, 2.0)], column(1.0, 2.0), column(0.0, 0.0), 0.5)
     th.testing.assert_close(target, column(3.0, 3.0))
 
 
 def test_target_does_not_look_past_a_termination():
-    target = losses.scalar_target([column(4.0, 4.0), column(6.0, 6.0)], column(1.0, 1.0), column(1.0, 0.0), 0.5)
+    target = losses.clipped_double_q_target([column(4.0, 4.0), column(6.0, 6.0)], column(1.0, 1.0), column(1.0, 0.0), 0.5)
     th.testing.assert_close(target, column(1.0, 3.0))
 
 
 def test_target_discounts_each_transition_by_its_own_factor():
     # n-step batches carry gamma to the power of the steps summed: 1 + 0.5 x 4 = 3; 1 + 0.25 x 4 = 2
-    target = losses.scalar_target([column(4.0, 4.0)], column(1.0, 1.0), column(0.0, 0.0), column(0.5, 0.25))
+    target = losses.clipped_double_q_target([column(4.0, 4.0)], column(1.0, 1.0), column(0.0, 0.0), column(0.5, 0.25))
     th.testing.assert_close(target, column(3.0, 2.0))
 
 
@@ -75,10 +75,10 @@ def test_actor_loss_falls_when_the_value_rises():
 def test_polyak_moves_the_target_by_tau(tau, expected):
     # (1 - 0.25) 2 + 0.25 x 6 = 3: the bracket the texts misplace
     target = column(2.0)
-    losses.polyak_([target], [column(6.0)], tau)
+    losses.polyak_update([target], [column(6.0)], tau)
     assert target.item() == pytest.approx(expected)
 
 
 def test_polyak_refuses_lists_that_do_not_pair_up():
-    with pytest.raises(ValueError, match="zip"):
-        losses.polyak_([column(1.0)], [], 0.5)
+    with pytest.raises(RuntimeError, match="same number of tensors"):
+        losses.polyak_update([column(1.0)], [], 0.5)

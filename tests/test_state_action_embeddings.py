@@ -165,7 +165,7 @@ class TestNetworks:
     def test_embeddings_of_states_have_a_mean_absolute_value_of_one(self):
         embeddings = encoder_of(model(**EMBEDDED)).state(th.randn(6, 3) * 100)
         th.testing.assert_close(embeddings.abs().mean(1), th.ones(6))
-        assert th.equal(losses.average_l1_normalized(th.zeros(2, 3)), th.zeros(2, 3))
+        assert th.equal(losses.avg_l1_norm(th.zeros(2, 3)), th.zeros(2, 3))
 
     @BOTH_KINDS
     def test_actor_and_critics_see_observation_and_embedding(self, n_quantiles):

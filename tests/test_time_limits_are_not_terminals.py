@@ -24,7 +24,7 @@ def batch_of(buffer, indices):
 def test_only_a_termination_stops_the_bootstrap(terminates, stored):
     batch = batch_of(collected(terminates).replay_buffer, [LENGTH - 2, LENGTH - 1])
     assert batch.dones.flatten().tolist() == [0.0, stored]
-    target = losses.scalar_target([th.full((2, 1), 10.0)], batch.rewards, batch.dones, 0.5)
+    target = losses.clipped_double_q_target([th.full((2, 1), 10.0)], batch.rewards, batch.dones, 0.5)
     # reward + 0.5 x 10, but the bare reward after a termination
     expected = batch.rewards.flatten() + th.tensor([5.0, 0.0 if terminates else 5.0])
     th.testing.assert_close(target.flatten(), expected)

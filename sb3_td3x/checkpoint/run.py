@@ -365,11 +365,8 @@ class _Restoration:
         callback_state.require_same_episodes(callback, state["callbacks"])
         _copy_back(state["files"], self.found, callback_state.files(callback))
         with self.readable:
-            problems = [
-                *self.problems,
-                *_other_path(model, self.found.manifest["path"]),
-                *callback_state.restore(callback, state["callbacks"]),
-            ]
+            problems = [*self.problems, *_other_path(model, self.found.manifest["path"])]
+            problems += callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"], *self.reached)
         with self.readable:
             log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)

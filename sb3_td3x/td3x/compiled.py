@@ -345,8 +345,8 @@ def _write_buffers(
 @contextmanager
 def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
     """
-    :raises ValueError: if a custom module sets an attribute, which a program would not do. torch's own layers keep nothing there
-        that their next call needs
+    :raises ValueError: if a custom module sets an attribute, which a program would not do. torch's own layers keep nothing
+        there that their next call needs
     """
     absent = object()
     before = [(module, dict(vars(module))) for module in network.modules()]

@@ -1,4 +1,4 @@
-"""SB3's critics with scalar values, quantile critics under the same parameter names, and what an update needs to know of each."""
+"""Quantile critics under the names of SB3's, and the functions that an update needs for each kind of critic."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -8,7 +8,6 @@ replay (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049). Shapes: ``batch
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch as th
 from torch.nn import functional as F
@@ -78,8 +77,8 @@ def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> t
     Quantile Huber loss with threshold 1 (Kuznetsov et al. 2020): quantile i of n, counted from 0, estimates the fraction
     (i + 0.5) / n, so a target above it has that weight and a target below it has the rest.
 
-    This is a mean over transitions, critics, and pairs of a quantile and a target, as in sb3-contrib's TQC. (The scalar loss is
-    a sum over the critics.)
+    This is a mean over transitions, critics, and pairs of a quantile and a target, as in sb3-contrib's TQC. The scalar
+    loss is a sum over the critics.
 
     :param quantiles: one ``(batch, n)`` tensor per critic
     :param target: ``(batch, m)``, without gradient
@@ -101,7 +100,7 @@ class _QuantileHuber(th.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
+    def forward(ctx: th.autograd.function.FunctionCtx, quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
         n, m = quantiles.shape[1], target.shape[1]
         fractions = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / n
         errors = target[:, None, :] - quantiles[:, :, None]
@@ -111,7 +110,7 @@ class _QuantileHuber(th.autograd.Function):
         return (fractions * above_losses + (1 - fractions) * below_losses).sum(dim=1) / (n * m)
 
     @staticmethod
-    def backward(ctx: Any, gradient: th.Tensor) -> tuple[th.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: th.autograd.function.FunctionCtx, gradient: th.Tensor) -> tuple[th.Tensor, None]:  # type: ignore[override]
         (slopes,) = ctx.saved_tensors
         return gradient[:, None] * slopes, None
 

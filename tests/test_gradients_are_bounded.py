@@ -8,7 +8,7 @@ import torch as th
 
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError
 from sb3_td3x.td3x import compiled
-from sb3_td3x.td3x.gradient_step import UpdateSettings, clipped
+from sb3_td3x.td3x.gradient_step import clip_gradients
 from tests.tools import SMALL, feed, largest_difference, model, random_batch, weights, without_output
 from tests.zips import with_attributes
 
@@ -39,7 +39,7 @@ def test_it_is_torchs_clip_grad_norm(max_norm):
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.clone()
     th.nn.utils.clip_grad_norm_(parameters, max_norm)
-    for found, parameter in zip(clipped(gradients, max_norm), parameters, strict=True):
+    for found, parameter in zip(clip_gradients(gradients, max_norm), parameters, strict=True):
         assert th.equal(found, parameter.grad)
 
 
@@ -111,12 +111,3 @@ def test_it_is_saved_and_a_file_from_before_has_none(tmp_path, monkeypatch):
     monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "max_grad_norm", 1.0)
     for name in ("sb3_td3_2.9.2",):
         assert TD3X.load(GOLDEN / f"{name}.zip").max_grad_norm is None
-
-
-def test_settings_go_through_a_programs_inputs_and_come_back():
-    for bound in (None, 0.5):
-        settings = UpdateSettings(0.9, 0.1, 0.2, 0.3, bound, 4, "lap")
-        doubled = settings.with_inputs([th.tensor(2 * value) for value in settings.inputs()])
-        assert [float(value) for value in doubled.inputs()] == pytest.approx([1.8, 0.2, 0.4, 0.6, *([1.0] if bound else [])])
-        assert doubled.constants() == settings.constants()
-        assert (doubled.top_quantiles_to_drop_per_net, doubled.prioritization) == (4, "lap")

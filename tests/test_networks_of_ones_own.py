@@ -138,7 +138,7 @@ class TestWhatAProgramWouldNotRepeat:
             (Averaging, "Averaging.mean is set in every call"),
             (Counting, "Counting.calls is set in every call"),
             (Registering, "a layer changes what its buffer or parameter 'late' is"),
-            (Drawing, "random numbers of numpy's or python's"),
+            (Drawing, "random numbers from numpy or python"),
         ],
     )
     def test_is_declined_and_leaves_the_policy_as_it_was(self, extractor, reason, capsys):
@@ -225,7 +225,7 @@ def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_fini
 
 @pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
 def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
-    assert "making the program failed" in assert_plain_takes_over(Recurrent, capsys)
+    assert "compiling the update failed" in assert_plain_takes_over(Recurrent, capsys)
 
 
 def test_a_layers_forward_of_ones_own_stays_with_bf16():

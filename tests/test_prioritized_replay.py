@@ -104,17 +104,7 @@ class TestBuffer:
     @pytest.mark.parametrize("bad", [np.full((10, 2), np.nan), np.full((10, 2), -1.0), np.ones((10, 3)), np.ones((99, 2))])
     def test_priorities_that_are_none_are_refused(self, bad):
         with pytest.raises(ValueError, match="priorities"):
-            replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": bad}, is_complete=True)
-
-    def test_priorities_begin_anew_where_transitions_are_missing(self):
-        buffer, marks = filled(PrioritizedReplayBuffer, 10), None
-        buffer._sampled = np.divmod(np.arange(20), 2)
-        buffer.update_priorities(th.full((20,), 32.0))
-        marks = copy.deepcopy(replay.marks(buffer))
-        for is_complete, expected in ((True, 4.0), (False, 1.0)):
-            other = filled(PrioritizedReplayBuffer, 10)
-            replay.set_marks(other, marks, is_complete)
-            assert other.priorities[:10] == pytest.approx(np.full((10, 2), expected))
+            replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": bad, "_largest": np.ones(2)})
 
 
 def add_one(buffer):

@@ -121,6 +121,7 @@ class Updater(GradientStep):
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
+        self._modes: list[Any] = []
         self._programs: dict[tuple[Any, ...], _GradientProgram] = {}
         self._active: dict[str, _GradientProgram] = {}
 
@@ -133,8 +134,10 @@ class Updater(GradientStep):
             if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
                 self._programs.clear()  # recorded from other layers
             self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)[0]
-            self._constants = _constants(self.tensors)
-            self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
+            modes = [th.get_num_threads(), *[module.training for module in self.tensors.modules]]
+            if before is not self.tensors or modes != self._modes:
+                self._modes, self._constants = modes, _constants(self.tensors)
+                self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
             self._numbers: tuple[Any, th.Tensor | None] = None, None
             yield
 

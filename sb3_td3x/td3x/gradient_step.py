@@ -242,8 +242,11 @@ class GradientStep:
             return  # the whole network is frozen
         if not is_finite([loss for loss in reported if loss is not None], [*reached.values()]):
             raise _NonFinite(name)
+        clipped = clip_gradients([*reached.values()], max_norm)
+        if _fused_step(optimizer, [*reached], clipped):
+            return
         optimizer.zero_grad()
-        for parameter, gradient in zip(reached, clip_gradients([*reached.values()], max_norm), strict=True):
+        for parameter, gradient in zip(reached, clipped, strict=True):
             parameter.grad = gradient
         optimizer.step()
 
@@ -320,6 +323,33 @@ def _fused_adam(optimizers: Sequence[th.optim.Optimizer]) -> Iterator[None]:
     finally:
         for group in groups:
             group["fused"] = None
+
+
+@th.no_grad()
+def _fused_step(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[th.Tensor]) -> bool:
+    """
+    Take Adam's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again.
+
+    :return: whether it was taken. Not for the first step, which makes the states, nor with hooks
+    """
+    group = optimizer.param_groups[0]
+    states = [optimizer.state.get(parameter) for parameter in parameters]
+    has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) > 1:
+        return False
+    if not group.get("fused") or has_hooks or not all(states):
+        return False
+    is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
+    names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
+    moments = [[state[name] for state in states] for name in names]  # type: ignore[index]
+    steps = [state["step"] for state in states]  # type: ignore[index]
+    th._foreach_add_(steps, 1)
+    (th._fused_adamw_ if is_decoupled else th._fused_adam_)(
+        parameters, gradients, *moments, *([] if group["amsgrad"] else [[]]), steps,
+        lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
+        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
+    )  # fmt: skip
+    return True
 
 
 def _running_statistics(network: nn.Module) -> list[th.Tensor]:

@@ -269,7 +269,7 @@ class _GradientProgram:
             try:
                 import torch._inductor
 
-                self.program: Program = torch._inductor.compile(graph, inputs, options=_OPTIONS)
+                self.program: Program = torch._inductor.compile(graph, inputs, options=_OPTIONS)  # type: ignore[arg-type]
                 with precision.matrix_kernels(kernels):  # some layers have no kernel that a program can call (LSTM)
                     self.program(*[tensor.clone() for tensor in inputs])
             except Exception as error:  # a compiler that fails, a cache that cannot be written

@@ -270,7 +270,7 @@ class GradientStep:
         optimizer = self.policy.critic.optimizer
         state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
         if with_actor:
-            saved += [parameter.detach() for parameter in self.policy.critic.parameters()]
+            saved += [parameter.data for parameter in self.policy.critic.parameters()]
             saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
         if [(copy.shape, copy.dtype) for copy in self._copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:
             self._copies = [th.empty_like(tensor) for tensor in saved]

@@ -199,16 +199,19 @@ def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str
     :param observation: an array, or the arrays of a Dict observation
     :raises NonFiniteError: naming the array
     """
-    for label, array in _named_arrays(observation, name):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise NonFiniteError(label, when)
+    if isinstance(observation, Mapping):
+        for key, array in observation.items():
+            require_finite(array, f"{name}[{key!r}]", when)
+    # Faster than `np.isfinite(array).all()` on small arrays, three times per step
+    elif (array := np.asarray(observation)).dtype.kind == "f" and not np.logical_and.reduce(np.isfinite(array), axis=None):
+        raise NonFiniteError(name, when)
 
 
 def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
     """
     :raises NonFiniteError: for a NaN, an infinity, or an absolute value above ``MAX_REWARD``
     """
-    if not (np.abs(rewards) <= MAX_REWARD).all():  # false for a NaN
+    if not np.maximum.reduce(np.abs(rewards), axis=None) <= MAX_REWARD:  # also for a NaN
         is_finite = np.isfinite(rewards).all()
         raise NonFiniteError(name, when, f"is beyond {MAX_REWARD:.0e}" if is_finite else "is not finite")
 
@@ -246,10 +249,3 @@ def check_transition(
                 f"environment {index} ended its episode with {done!r} and its time limit with {is_truncated!r} at {when}: "
                 'terminated, truncated and info["TimeLimit.truncated"] must be True or False'
             )
-
-
-def _named_arrays(observation: np.ndarray | Mapping[str, np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(observation, Mapping):
-        yield from ((f"{name}[{key!r}]", np.asarray(array)) for key, array in observation.items())
-    else:
-        yield name, np.asarray(observation)

@@ -46,10 +46,11 @@ class _CopiesTerminalObservation(_Hook):
     """``step`` whose last observation of an episode is not changed by the reset, where both are written into one array."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        observation, reward, terminated, truncated, info = super().__call__(*args, **kwargs)
-        if terminated or truncated:
-            observation = copy.deepcopy(observation)
-        return observation, reward, terminated, truncated, info
+        self.calls += 1
+        result = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        if result[2] or result[3]:
+            return copy.deepcopy(result[0]), *result[1:]
+        return result
 
 
 def _hook(target: Any, name: str, hook: type[_Hook] = _Hook) -> _Hook:
@@ -122,16 +123,13 @@ class EnvironmentUse:
     def _count(self, method: Callable[[], Any]) -> Any:
         result = method()
         self._calls += 1
-        self._single_calls_seen = self._single_calls()
+        self._single_calls_seen = sum([hook.calls for hook in self._single_hooks])
         return result
-
-    def _single_calls(self) -> int:
-        return sum(hook.calls for hook in self._single_hooks)
 
     @property
     def count(self) -> int:
         """Grows by 1 with each step and reset of the ``VecEnv``, and by any use of its environments without it."""
-        return self._calls + self._single_calls() - self._single_calls_seen
+        return self._calls + sum([hook.calls for hook in self._single_hooks]) - self._single_calls_seen
 
 
 @contextmanager

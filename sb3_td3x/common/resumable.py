@@ -151,7 +151,7 @@ class Resumable(OffPolicyAlgorithm):
         self._last_obs = self.env.reset()  # type: ignore[union-attr, assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         if self._vec_normalize_env is not None:
-            self._last_original_obs = self._vec_normalize_env.get_original_obs()  # type: ignore[assignment]
+            self._last_original_obs = self._vec_normalize_env.get_original_obs()
         if self.action_noise is not None:
             self.action_noise.reset()
         self._take_over_reset()

@@ -49,6 +49,12 @@ def one_program_per_graph():
         yield
 
 
+@pytest.fixture(autouse=True)
+def bf16_units(monkeypatch):
+    """``precision="bf16"`` is accepted on every processor; what it computes does not depend on units for it."""
+    monkeypatch.setattr(th.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+
+
 @pytest.fixture
 def optimised():
     """Programs are compiled as for users."""

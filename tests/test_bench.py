@@ -29,6 +29,13 @@ def test_every_contender_has_its_turn_and_ratios_are_those_of_the_same_turn():
     assert [(row["times_sb3"], row["share_of_floor"]) for row in rows] == [(1.0, 0.2), (2.0, 0.4), (5.0, 1.0)]
 
 
+def test_time_that_is_over_ends_the_turns_and_each_contender_is_told_as_it_is_measured():
+    lines = []
+    taken = speed.compare(SMALL, repeats=50, updates=1, seconds=0.0, announce=lines.append)
+    assert {len(values) for values in taken.values()} == {1}
+    assert [line.split(":")[0] for line in lines] == list(taken)
+
+
 def test_quantile_critics_are_measured_beside_scalar_ones():
     found = speed.contenders(dataclasses.replace(SMALL, n_quantiles=3))
     assert {"TD3X plain", "TD3X plain, 3 quantiles", "TD3X plain, bf16, 3 quantiles"} <= set(found)
@@ -97,7 +104,8 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
     options = "bench --device auto --batch 4 --net 8,6 --observations 3 --actions 2 --buffer 50 --repeats 1 --out"
     result = CliRunner().invoke(cli.app, [*options.split(), str(out)])
     assert result.exit_code == 0, result.output
-    assert "SB3 TD3" in result.output
+    assert "SB3 TD3: " in result.output
+    assert "ms per update, ready after" in result.output
     figures = json.loads(out.read_text())
     assert figures["case"] == {**vars(SMALL), "net_arch": [8, 6]}
     assert {"processor", "torch", "threads", "rows"} <= set(figures)

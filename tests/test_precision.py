@@ -85,3 +85,16 @@ class TestPrecision:
         assert precision._onednn_is_accurate.__wrapped__() in (True, False)
         assert before[0] == th.backends.mkldnn.matmul.fp32_precision
         assert th.equal(before[1], th.get_rng_state())
+
+    def test_bf16_is_refused_where_it_cannot_win(self, monkeypatch, tmp_path):
+        ready("plain", precision="bf16").save(tmp_path / "model")
+        monkeypatch.setattr(th.cpu, "get_capabilities", lambda: {"avx2": True})
+        with pytest.raises(ValueError, match="precision='bf16' cannot be used for updates: this processor has no units"):
+            ready("plain", precision="bf16")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded.predict(np.zeros(3, np.float32))
+        before = weights(loaded)
+        with pytest.raises(ValueError, match="this processor has no units"):
+            loaded.learn(30)
+        assert largest_difference(before, weights(loaded)) == 0
+        assert "has not been measured" in precision.unsupported_reason("bf16", th.device("cuda"))

@@ -181,10 +181,11 @@ def bench(
     buffer: Annotated[int, typer.Option(help="Transitions in the replay buffer.")] = 100_000,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="Turns of each contender.")] = 11,
+    repeats: Annotated[int, typer.Option(help="Turns of each contender; fewer if two minutes are over.")] = 11,
+    quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds, and what the compiler needs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Measure updates: TD3X's paths compared with SB3's TD3 (and SBX's, if installed). A minute or two."""
+    """Measure updates: TD3X's paths compared with SB3's TD3 (and SBX's, if installed). Two minutes at most once compiled."""
     import torch as th
     from stable_baselines3.common.utils import get_device
 
@@ -209,8 +210,9 @@ def bench(
     if out is not None:
         files.require_writable(out)
     console = PlainConsole()
-    console.print(f"batch {batch}, net {net}, threads {threads}, {device}; compiling first …")
-    rows = speed.summary(speed.compare(case, device, repeats))
+    console.print(f"batch {batch}, net {net}, threads {threads}, {device}")
+    limits = {"seconds": 20.0, "updates": 10} if quick else {"seconds": 120.0, "updates": 40}
+    rows = speed.summary(speed.compare(case, device, repeats, **limits, announce=console.print))  # type: ignore[arg-type]
     console.print(_table(rows))
     if out is not None:
         facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}

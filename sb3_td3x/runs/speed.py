@@ -86,8 +86,10 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
     for what, networks in _networks(case).items():
         for name, settings in paths.items():
             model = _model(TD3X, case, device, **networks)
+            products = settings.get("precision", "fp32")
             try:
-                update_path(settings["accelerate"], model.policy)  # type: ignore[arg-type]
+                update_path(settings["accelerate"], model.policy)  # type: ignore[attr-defined]
+                precision.require_supported(products, model.device)
             except ValueError:
                 continue
             for key, value in settings.items():
@@ -112,18 +114,35 @@ def _networks(case: Case) -> dict[str, dict[str, Any]]:
     return kinds
 
 
-def compare(case: Case, device: str = "cpu", repeats: int = 11, updates: int = 40) -> dict[str, list[float]]:
+def compare(
+    case: Case,
+    device: str = "cpu",
+    repeats: int = 11,
+    updates: int = 40,
+    seconds: float = 120.0,
+    announce: Callable[[str], None] = lambda line: None,
+) -> dict[str, list[float]]:
     """
     Milliseconds per update of all contenders, one number per repeat.
 
     :param repeats: times that every contender has its turn
     :param updates: made in one turn
+    :param seconds: no turns begin after this time, but the first of each contender
+    :param announce: called with a line of text for each contender when it has been measured for the first time
     """
+    begin = time.perf_counter()
     entrants = contenders(case, device)
-    for update in entrants.values():
-        _milliseconds(update, 10, device)  # compiles, and settles caches
+    for name, update in entrants.items():
+        if "compiled" in name:
+            announce(f"{name}: compiling, up to a minute where the compiler's cache is empty ...")
+        start = time.perf_counter()
+        _milliseconds(update, 4, device)  # compiles
+        ready = time.perf_counter() - start
+        announce(f"{name}: {_milliseconds(update, 10, device):.2f} ms per update, ready after {ready:.1f} s")
     taken: dict[str, list[float]] = {name: [] for name in entrants}
-    for _ in range(repeats):
+    for turn in range(repeats):
+        if turn and time.perf_counter() - begin > seconds:
+            break
         for name, update in entrants.items():
             taken[name].append(_milliseconds(update, updates, device))
     return taken

@@ -31,6 +31,13 @@ def overridden(name, called):
             called.append(name)
             return getattr(super(subclass, cls), name)(*args, **kwargs)
 
+    elif isinstance(inspect.getattr_static(TD3X, name), staticmethod):
+
+        @staticmethod
+        def hook(*args, **kwargs):
+            called.append(name)
+            return getattr(TD3X, name)(*args, **kwargs)
+
     else:
 
         def hook(self, *args, **kwargs):

@@ -606,19 +606,20 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         The random generators of python, numpy and torch are left as they are, unless ``seed`` is given.
 
-        :param path: the zip file
-        :param env: environment to go on with; may have another number of environments than the saved one
+        :param path: the file
+        :param env: the environment to continue with, of any number of environments
         :param device: where to put the networks
         :param custom_objects: replacements for saved objects, by name
-        :param print_system_info: print the versions of the saving and of this system
+        :param print_system_info: print the versions of the system that saved the model and of this one
         :param force_reset: reset the environment before training
-        :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors
-            and known classes are read, and what the file holds beyond them has to come from ``custom_objects``
+        :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors and
+            known classes are read, and ``custom_objects`` has to replace everything else
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
-        :raises UntrustedModelError: without ``trust``, naming the attribute that runs code and the ways to load it
+        :return: the model; called on an object, that one stays as it is
+        :raises UntrustedModelError: without ``trust``, naming the attribute that needs code and the ways to load it
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
-        :raises TypeError: for an attribute that there is not
+        :raises TypeError: for an attribute that does not exist
         """
         return model_zip.load(
             super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
@@ -631,10 +632,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         include: Iterable[str] | None = None,
     ) -> None:
         """
-        Save the model to a zip, which SB3's ``TD3`` reads too if it was made with ``n_quantiles=1``.
+        Save the model to a file, which SB3's ``TD3`` reads too if the model was made with ``n_quantiles=1``.
 
-        Attributes that are no plain values, a function as ``learning_rate`` for example, are saved as SB3 does; loading
-        them again takes ``trust=True`` or ``custom_objects``.
+        Attributes other than plain values and known classes, such as a function as ``learning_rate``, are saved as SB3 does;
+        loading them takes ``trust=True`` or ``custom_objects``.
 
         :param path: the file; ``.zip`` is added to a name without suffix
         :param exclude: attributes to leave out

@@ -14,7 +14,7 @@ steps = parser.parse_args().steps
 settings = {"learning_rate": 2e-3, "batch_size": 128, "gamma": 0.95, "tau": 0.02, "n_quantiles": 1, "action_noise": 0.3,
             "policy_kwargs": {"net_arch": [64, 64]}, "seed": 0}  # fmt: skip
 env = make_vec_env("Pendulum-v1", seed=0)
-teacher = TD3X("MlpPolicy", env, learning_starts=steps / 8, **settings)
+teacher = TD3X("MlpPolicy", env, learning_starts=steps // 8, **settings)
 teacher.learn(steps)
 
 student = TD3X("MlpPolicy", env, learning_starts=0, **settings)
@@ -31,7 +31,7 @@ for _ in range(steps):
 
 student.learn(1)  # sets up the logger
 student.train(gradient_steps=steps, batch_size=128)  # from the demonstrations alone
-student.learn(steps / 4)  # and with a quarter of the teacher's steps of its own
+student.learn(steps // 4)  # and with a quarter of the teacher's steps of its own
 student.save("student")
 for name, model in (("teacher", teacher), ("student", student)):
     mean, std = evaluate_policy(model, env, n_eval_episodes=10)

@@ -15,6 +15,7 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_
 from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from sb3_td3x.runs.experiment import Experiment, prepare
 from tests.resuming import leave_lock, seeded
@@ -131,10 +132,8 @@ class TestOneWriter:
     def test_a_process_that_has_lost_its_lock_writes_no_more_checkpoints_scores_and_models(self, tmp_path):
         with RunLock(tmp_path) as ours:
             saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", lock=ours)
-            scored = Evaluation(
-                seeded(), eval_freq=20, n_eval_episodes=1, log_path=str(tmp_path), best_model_save_path=str(tmp_path),
-                verbose=0, warn=False, lock=ours,
-            )  # fmt: skip
+            folder = RunDir(tmp_path, "Line")
+            scored = Evaluation(seeded(), folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=ours)
             learner = model(seeded()).learn(40, [scored, saving])
             (tmp_path / "lock").unlink()
             leave_lock(tmp_path, host="elsewhere", pid=7)

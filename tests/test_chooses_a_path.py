@@ -1,6 +1,7 @@
 """Updates take the path that is asked for; with ``"auto"`` they are compiled after the first ones, wherever these are made."""
 
 import copy
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import resume_run, save_run
-from sb3_td3x.td3x import compiled
+from sb3_td3x.td3x import compiled, gradient_step
 from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
 from tests.paths import ready, train
 from tests.resuming import OpenLineEnv, seeded
@@ -126,3 +127,27 @@ def test_what_is_set_later_takes_effect(switch):
 def test_unknown_words_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be one of"):
         model(**{name: "fastest"})
+
+
+def test_another_thread_may_use_the_model_while_its_update_is_recorded(switch, monkeypatch, tmp_path):
+    algorithm, outcomes = ready("compiled"), []
+    observation = random_batch(0).observations.numpy()
+    expected = algorithm.predict(observation)[0]
+    critic_losses = gradient_step.critic_losses
+
+    def use():
+        saved = algorithm.policy.state_dict()
+        torch.save(saved, tmp_path / "policy.pth")
+        outcomes.append((algorithm.predict(observation)[0] == expected).all() and largest_difference(saved, before) == 0)
+
+    def used_meanwhile(*args):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        return critic_losses(*args)
+
+    before = weights(algorithm)
+    monkeypatch.setattr(gradient_step, "critic_losses", used_meanwhile)
+    train(algorithm, [random_batch(0)])
+    assert switch == [0]
+    assert outcomes[0]

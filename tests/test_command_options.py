@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -93,9 +94,11 @@ class TestOptions:
         monkeypatch.setenv("WANDB_SILENT", "true")
         heard(*PENDULUM, "--steps", 100, "--track", "wandb")
         (log,) = (tmp_path / "td3x" / "Pendulum-v1_1" / "wandb").glob("offline-run-*/*.wandb")
-        content = log.read_bytes()
-        assert b"eval/mean_reward" in content
-        assert b"learning_starts" in content
+        deadline = time.monotonic() + 60
+        while b"eval/mean_reward" not in log.read_bytes():  # wandb's own process writes it
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert b"learning_starts" in log.read_bytes()
 
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, capfd, tmp_path):
         monkeypatch.setattr(train, "find_spec", lambda name: None)

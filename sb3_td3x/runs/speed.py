@@ -199,7 +199,7 @@ class _EagerTD3:
     """
     The update in the manner of the paper authors' program: no framework around it, every operation on its own.
 
-    For comparison only; TD3X's own rule is in ``rule.py``.
+    For comparison only; TD3X's own rule is in ``losses.py``.
     """
 
     def __init__(self, case: Case, device: str, buffer: ReplayBuffer):

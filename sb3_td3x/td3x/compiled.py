@@ -293,7 +293,7 @@ class _GradientProgram:
                 numbers, noise, *parts = others
                 batch = _rebuilt(self.batch, parts)
                 values = zip(NUMBERS, numbers.to(batch.rewards.dtype), strict=True)  # actions may be of float16
-                settings = self.settings._replace(**dict(values))  # type: ignore[arg-type]
+                settings = self.settings._replace(**dict(values))
                 loss, reported = gradient_step.critic_losses(self.policy, batch, noise, settings)
                 outputs = [*reported]
             else:

@@ -254,8 +254,8 @@ class GradientStep:
     def _update_targets(self, tau: float) -> None:
         for targets, sources in self.tensors.targets:
             losses.polyak_update(targets, sources, tau)
-        for targets, sources in self.tensors.statistics:
-            losses.polyak_update(targets, sources, 1.0)
+        for copies, statistics in self.tensors.statistics:
+            losses.polyak_update(copies, statistics, 1.0)
 
     @th.no_grad()
     def _save_state(self, with_actor: bool) -> Callable[[], None]:
@@ -344,7 +344,7 @@ def _fused_step(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter], g
     moments = [[state[name] for state in states] for name in names]  # type: ignore[index]
     steps = [state["step"] for state in states]  # type: ignore[index]
     th._foreach_add_(steps, 1)
-    (th._fused_adamw_ if is_decoupled else th._fused_adam_)(
+    (th._fused_adamw_ if is_decoupled else th._fused_adam_)(  # type: ignore[call-overload]
         parameters, gradients, *moments, *([] if group["amsgrad"] else [[]]), steps,
         lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
         weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],

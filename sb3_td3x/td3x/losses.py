@@ -110,8 +110,8 @@ class _QuantileHuber(th.autograd.Function):
         return (fractions * above_losses + (1 - fractions) * below_losses).sum(dim=1) / (n * m)
 
     @staticmethod
-    def backward(ctx: th.autograd.function.FunctionCtx, gradient: th.Tensor) -> tuple[th.Tensor, None]:  # type: ignore[override]
-        (slopes,) = ctx.saved_tensors
+    def backward(ctx: th.autograd.function.FunctionCtx, gradient: th.Tensor) -> tuple[th.Tensor, None]:
+        (slopes,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return gradient[:, None] * slopes, None
 
 

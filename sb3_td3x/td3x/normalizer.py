@@ -95,6 +95,7 @@ class ObservationNormalizer(nn.Module):
         def rows(stored: np.ndarray, start: int) -> np.ndarray:
             return stored[start : min(start + CHUNK, buffer.size())].reshape(-1, *stored.shape[2:])
 
+        chunk: np.ndarray | dict[str, np.ndarray]
         for start in range(0, buffer.size(), CHUNK):
             if isinstance(buffer.observations, dict):
                 chunk = {key: rows(stored, start) for key, stored in buffer.observations.items()}

@@ -171,7 +171,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest known names, or nothing."""
     near = difflib.get_close_matches(name, list(known))
     return f": did you mean {' or '.join(near)}?" if near else ""
-
-
-# The name before, until its last caller has the one above
-one_of = check_choice

@@ -12,6 +12,8 @@ from sb3_td3x.td3x import precision
 from tests.paths import assert_equal, pair, ready, train
 from tests.tools import LineEnv, largest_difference, random_batch, weights
 
+has_bf16_units = precision.has_bf16_units  # before a fixture replaces it
+
 
 class TestPrecision:
     def test_bf16_rounds_hidden_products_in_updates_only(self):
@@ -86,9 +88,17 @@ class TestPrecision:
         assert before[0] == th.backends.mkldnn.matmul.fp32_precision
         assert th.equal(before[1], th.get_rng_state())
 
+    @pytest.mark.parametrize(
+        ("capabilities", "expected"), [({"avx2": True}, False), ({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)]
+    )
+    def test_the_processor_says_whether_it_multiplies_bfloat16(self, capabilities, expected, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(th.cpu, "get_capabilities", lambda: capabilities)
+            assert has_bf16_units() is expected
+
     def test_bf16_is_refused_where_it_cannot_win(self, monkeypatch, tmp_path):
         ready("plain", precision="bf16").save(tmp_path / "model")
-        monkeypatch.setattr(th.cpu, "get_capabilities", lambda: {"avx2": True})
+        monkeypatch.setattr(precision, "has_bf16_units", lambda: False)
         with pytest.raises(ValueError, match="precision='bf16' cannot be used for updates: this processor has no units"):
             ready("plain", precision="bf16")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())

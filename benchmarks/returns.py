@@ -18,6 +18,7 @@ import yaml
 from results import RETURNS, versions
 from stable_baselines3.common.noise import NormalActionNoise
 
+from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable
@@ -33,7 +34,7 @@ from sb3_td3x.td3x import precision
 
 FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs are not under version control
 SAVE_FREQ = 10_000
-ALGORITHMS = ("td3x", "sb3_td3", "sb3_tqc")
+ALGORITHMS = ("td3x", "sb3_td3", "sb3_tqc", "sb3_crossq")
 SB3_OPTIONS = ("arguments", "noise_std", "kernels")
 
 
@@ -41,8 +42,10 @@ def sb3_algorithm(name: str) -> type[Resumable]:
     """SB3's algorithm, unchanged but for going on where a checkpoint was made."""
     if name == "sb3_td3":
         from stable_baselines3 import TD3 as SB3
-    else:
+    elif name == "sb3_tqc":
         from sb3_contrib import TQC as SB3
+    else:
+        from sb3_contrib import CrossQ as SB3
     return type(f"Resumable{SB3.__name__}", (Resumable, SB3), {})
 
 
@@ -71,7 +74,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         if saved:
             model = resume_run(place.checkpoints, train_env, trust=True, algorithm=algorithm, device="cpu")
         else:
-            arguments = dict(options["arguments"])
+            arguments = presets.model_arguments(options["arguments"])
             if "noise_std" in options:
                 size = train_env.action_space.shape[0]
                 arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, options["noise_std"]))

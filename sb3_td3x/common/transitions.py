@@ -33,27 +33,18 @@ def stored_transitions(buffer: ReplayBuffer) -> int:
 def sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
 ) -> ReplayBufferSamples:
-    """
-    ``buffer.sample`` without SB3's second copy: indexing the memory has made one already.
-
-    A buffer class that defines its own ``to_torch`` keeps it.
-
-    :raises NonFiniteError: for a reward of a hindsight goal that is not finite or too large to learn from
-    """
-    batch = _sample(buffer, batch_size, normalization)
+    """``buffer.sample`` without SB3's second copy (indexing makes one), with a check of the rewards of hindsight goals."""
+    if type(buffer).to_torch is BaseBuffer.to_torch and "to_torch" not in vars(buffer):
+        buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
+        try:
+            batch = buffer.sample(batch_size, env=normalization)
+        finally:
+            del buffer.to_torch
+    else:
+        batch = buffer.sample(batch_size, env=normalization)
     if isinstance(buffer, HerReplayBuffer):  # it has just computed them; all others were checked when they were stored
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
-
-
-def _sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None) -> ReplayBufferSamples:
-    if type(buffer).to_torch is not BaseBuffer.to_torch or "to_torch" in vars(buffer):
-        return buffer.sample(batch_size, env=normalization)
-    buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
-    try:
-        return buffer.sample(batch_size, env=normalization)
-    finally:
-        del buffer.to_torch
 
 
 def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
@@ -74,42 +65,31 @@ def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> N
 
     :param envs: ``(n_envs,)``, true where the episode will not continue; ``None`` for all
     """
-    looks_ahead = buffer.optimize_memory_usage or isinstance(buffer, (HerReplayBuffer, NStepReplayBuffer))
-    if not looks_ahead or buffer.size() == 0:
+    if buffer.size() == 0:
         return
     if isinstance(buffer, HerReplayBuffer):  # it keeps track of unfinished episodes itself
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the episode might continue
             buffer.truncate_last_trajectory()
-        return
-    is_truncated = buffer.dones[buffer.pos - 1] == 0
-    if envs is not None:
-        is_truncated &= envs
-    # A buffer that does not handle time limits stores them as `dones`, and its `timeouts` are never written again. With
-    # `optimize_memory_usage` the next observation will belong to another episode (SB3 issue #46)
-    ends = buffer.timeouts if buffer.handle_timeout_termination else buffer.dones
-    ends[buffer.pos - 1, is_truncated] = 1
+    elif buffer.optimize_memory_usage or isinstance(buffer, NStepReplayBuffer):
+        is_truncated = (buffer.dones[buffer.pos - 1] == 0) & (True if envs is None else envs)
+        # A buffer that does not handle time limits stores them as `dones`, and its `timeouts` are never written again. With
+        # `optimize_memory_usage` the next observation will belong to another episode (SB3 issue #46)
+        ends = buffer.timeouts if buffer.handle_timeout_termination else buffer.dones
+        ends[buffer.pos - 1, is_truncated] = 1
 
 
 def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
-    """
-    :raises ValueError: for an unknown strategy of hindsight goals, for which SB3 raises a bare ``KeyError``
-    """
+    """Refuse an unknown strategy of hindsight goals with a ``ValueError``; SB3 raises a bare ``KeyError``."""
     strategy = buffer_kwargs.get("goal_selection_strategy")
     if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
         raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
 
 
 def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:
-    """
-    Refuse a loaded buffer that the model cannot add to or that would silently change what is learned.
-
-    :raises ValueError: if number of environments, spaces or n-step returns differ from the model's
-    """
-    if getattr(buffer, "n_steps", 1) != n_steps:
-        raise ValueError(
-            f"the replay buffer gives {getattr(buffer, 'n_steps', 1)}-step returns, the model has n_steps={n_steps}"
-        )
+    """Refuse a loaded buffer that the model cannot add to or that would silently change what is learned: ``ValueError``."""
+    if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
+        raise ValueError(f"the replay buffer gives {buffer_steps}-step returns, the model has n_steps={n_steps}")
     if buffer.n_envs != n_envs:
         raise ValueError(
             f"the replay buffer holds transitions of {buffer.n_envs} parallel environments, but the model has "
@@ -121,34 +101,25 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
 
 
 def require_as_built(name: str, value: Any, built_with: Any) -> None:
-    """
-    :param name: a setting that the replay buffer was built with
-    :raises ValueError: if it has changed since
-    """
+    """Refuse a change of a setting that the replay buffer was built with: ``ValueError``."""
     if value != built_with:
-        raise ValueError(
-            f"{name}={value!r} has no effect on the replay buffer, which was built with {built_with!r}: give it to the "
-            "constructor or to load"
-        )
+        problem = f"{name}={value!r} has no effect on the replay buffer, which was built with {built_with!r}"
+        raise ValueError(f"{problem}: give it to the constructor or to load")
 
 
 def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
-    """
-    :raises ValueError: if the buffer sums another number of steps
-    """
-    if getattr(buffer, "n_steps", 1) != n_steps:
+    """Refuse a buffer that sums another number of steps: ``ValueError``."""
+    if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
         raise ValueError(
-            f"{type(buffer).__name__} gives {getattr(buffer, 'n_steps', 1)}-step returns, n_steps={n_steps} is not for it: "
+            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: "
             "give n_steps to the constructor and leave replay_buffer_class out, which chooses NStepReplayBuffer"
         )
 
 
 def require_stored_as_seen(env: VecEnv) -> None:
     """
-    Refuse wrappers around ``VecNormalize`` that change the observations: SB3 stores those before the change (its issues #693
-    and #819).
-
-    :raises ValueError: naming the wrappers
+    Refuse wrappers around ``VecNormalize`` that change the observations with a ``ValueError``: SB3 stores those before the
+    change (its issues #693 and #819).
     """
     normalization = unwrap_vec_normalize(env)
     if normalization is None or normalization.observation_space == env.observation_space:
@@ -164,7 +135,7 @@ def require_stored_as_seen(env: VecEnv) -> None:
 
 
 def running_statistics(env: VecNormalize) -> list[RunningMeanStd]:
-    """The running statistics of observations, if they are normalized, and of returns."""
+    """The running statistics of returns, and of observations if they are normalized."""
     if not env.norm_obs:
         return [env.ret_rms]
     return [*(env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]), env.ret_rms]
@@ -195,10 +166,7 @@ class KeptStatistics:
 
 
 def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
-    """
-    :param observation: an array, or the arrays of a Dict observation
-    :raises NonFiniteError: naming the array
-    """
+    """Raise ``NonFiniteError``, which names the array, for a NaN or an infinity in one of the arrays."""
     if isinstance(observation, Mapping):
         for key, array in observation.items():
             require_finite(array, f"{name}[{key!r}]", when)
@@ -208,9 +176,7 @@ def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str
 
 
 def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
-    """
-    :raises NonFiniteError: for a NaN, an infinity, or an absolute value above ``MAX_REWARD``
-    """
+    """Raise ``NonFiniteError`` for a NaN, an infinity, or an absolute value above ``MAX_REWARD``."""
     if not np.maximum.reduce(np.abs(rewards), axis=None) <= MAX_REWARD:  # also for a NaN
         is_finite = np.isfinite(rewards).all()
         raise NonFiniteError(name, when, f"is beyond {MAX_REWARD:.0e}" if is_finite else "is not finite")
@@ -229,7 +195,6 @@ def check_transition(
     Check what one step of the environments adds to the replay buffer.
 
     :param observations: after the step; the terminal ones are in ``infos``
-    :param rewards: as they are learned from
     :param normalization: if there is one, the observations and rewards before it are stored
     :raises NonFiniteError: naming what is not finite, or a reward that is too large
     :raises ValueError: for an end or a time limit that is neither true nor false, ``None`` for example

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -69,6 +68,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 """What attributes must be that the checks of settings do not look at."""
 
+_CLASSES: dict[str, tuple[type, type]] = {"policy_class": (TD3Policy, str), "replay_buffer_class": (ReplayBuffer, type(None))}
+"""Attributes that hold a subclass of the first, or an instance of the second."""
 _FAULTS = (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, EOFError, zipfile.BadZipFile)
 
 PathOrFile = str | pathlib.Path | io.BufferedIOBase
@@ -80,26 +81,15 @@ class DoesNotFit(ModelFileError, RuntimeError):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """
-    A saved model, of which nothing has been unpickled.
+    """A saved model, of which nothing has been unpickled."""
 
-    :param name: for errors
-    :param content: of the whole file
-    :param attributes: SB3's member ``data``: plain values as they are, a description with the pickle of everything else
-    :param members: the tensors and the description of the system that saved them, by name
-    """
-
-    name: str
-    content: bytes
-    attributes: dict[str, Any]
-    members: dict[str, bytes]
+    name: str  # for errors
+    content: bytes  # of the whole file
+    attributes: dict[str, Any]  # SB3's member ``data``: plain values, and of everything else a description with its pickle
+    members: dict[str, bytes]  # the tensors and the description of the system that saved them
 
     def tensors(self) -> dict[str, Any]:
-        """
-        The state dicts by the names that ``set_parameters`` takes.
-
-        :raises ModelFileError: naming the member that is damaged or holds something else than tensors
-        """
+        """The state dicts by the names that ``set_parameters`` takes; a ``ModelFileError`` names a member without tensors."""
         states = {}
         for member in filter(lambda name: name.endswith(".pth"), self.members):
             try:
@@ -126,8 +116,7 @@ def load(
     """
     The body of ``TD3X.load``, whose parameters these are.
 
-    :param sb3_load: SB3's ``load``, bound to the class
-    :param cls: the class of the model to make
+    :param sb3_load: SB3's ``load``, bound to the class ``cls``
     :param changes: attributes to change
     """
     file = read(path)
@@ -173,7 +162,7 @@ def load(
 
 
 def save(
-    sb3_save: MethodType,
+    sb3_save: Any,
     model: Any,
     policy_class: type,
     path: PathOrFile,
@@ -217,10 +206,7 @@ def set_parameters(
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     for name in source:
-        try:
-            holder = recursive_getattr(model, name)
-        except AttributeError:
-            holder = None
+        holder = recursive_getattr(model, str(name), None)
         if not isinstance(holder, (th.nn.Module, th.optim.Optimizer)):
             raise DoesNotFit(f"the model has no network or optimizer {name!r}{validation.did_you_mean(name, names)}")
     before = copy.deepcopy(model.get_parameters())
@@ -235,12 +221,7 @@ def set_parameters(
 
 
 def read(path: PathOrFile) -> ModelFile:
-    """
-    Read a saved model as far as that unpickles nothing.
-
-    :raises FileNotFoundError: if there is no such file
-    :raises ModelFileError: if it is damaged, another algorithm's, or of a newer format
-    """
+    """Read a saved model as far as that unpickles nothing; a damaged, newer or foreign file gives a ``ModelFileError``."""
     name = name_of(path)
     with opened(path, suffix="zip") as file:
         content = file.read()
@@ -265,10 +246,8 @@ def read(path: PathOrFile) -> ModelFile:
 @contextmanager
 def opened(path: PathOrFile, suffix: str) -> Iterator[BinaryIO]:
     """
-    A file to read.
+    A file to read; ``suffix`` is appended to the name of a file that is not there, as SB3 does.
 
-    :param suffix: appended to the name of a file that is not there, as SB3 does
-    :raises FileNotFoundError: if there is no such file
     :raises ModelFileError: for a folder, a pipe or a device: opening or reading one may never end
     """
     if isinstance(path, io.IOBase):
@@ -293,7 +272,6 @@ def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
     """
     Turn what reading a bad file raises into ``ModelFileError``.
 
-    :param name: of the file
     :param everything: whatever is raised is the file's fault; otherwise a ``ValueError`` or ``AssertionError`` may come from
         what the caller has given, and is left
     """
@@ -303,9 +281,9 @@ def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
     except ModelFileError as error:
         raise error if name in str(error) else ModelFileError(f"{name} cannot be loaded: {error}") from error
     except faults as error:
-        if isinstance(error, zipfile.BadZipFile):
-            raise ModelFileError(f"{name} is not a model zip, or is damaged: {error}") from error
-        raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+        is_damaged = isinstance(error, zipfile.BadZipFile)
+        problem = "is not a model zip, or is damaged" if is_damaged else f"cannot be loaded: {type(error).__name__}"
+        raise ModelFileError(f"{name} {problem}: {error}") from error
 
 
 def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
@@ -327,13 +305,7 @@ def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
 
 
 def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """
-    Read a saved model through the allow-list.
-
-    :return: the attributes, and a zip for SB3 with their names and the tensors
-    :raises UntrustedModelError: naming an attribute that is not on the allow-list, and what it holds
-    :raises ModelFileError: for attributes that a model does not have, or of another type
-    """
+    """Read a saved model through the allow-list: its attributes, and a zip for SB3 with their names and the tensors."""
     attributes: dict[str, Any] = {}
     # ``env`` is among them: SB3 would import the module that a string there names
     excluded: list[str] = object.__new__(cls)._excluded_save_params()
@@ -347,9 +319,11 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
             attributes[name] = given.get(name)
             continue
         try:
-            attributes[name] = _attribute(value)
+            if isinstance(value, dict) and ":serialized:" in value:
+                value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
+            attributes[name] = value
             if name not in changes:
-                _check_type(name, attributes[name])
+                _check_type(name, value)
         except NotAllowed as error:
             if name not in changes:
                 raise UntrustedModelError(name, str(error), file.name) from error
@@ -361,21 +335,13 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
     return attributes, zipped.getvalue()
 
 
-def _attribute(value: Any) -> Any:
-    """An attribute from SB3's JSON."""
-    if not isinstance(value, dict) or ":serialized:" not in value:
-        return value
-    return safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
-
-
 def _check_type(name: str, value: Any) -> None:
     fits = True
     if name in _TYPES:
         fits = isinstance(value, _TYPES[name])
-    elif name == "policy_class":
-        fits = isinstance(value, str) or (isinstance(value, type) and issubclass(value, TD3Policy))
-    elif name == "replay_buffer_class":
-        fits = value is None or (isinstance(value, type) and issubclass(value, ReplayBuffer))
+    elif name in _CLASSES:
+        base, instead = _CLASSES[name]
+        fits = isinstance(value, instead) or (isinstance(value, type) and issubclass(value, base))
     elif name in validation.CHECKS:
         fits = not isinstance(value, type)  # which would be called as a schedule
         validation.CHECKS[name](name, value)
@@ -402,11 +368,7 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
 
 
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """
-    Check the state that an optimizer was given, which torch checks only when it makes a step.
-
-    :param groups: the options that it had before
-    """
+    """Check the state that an optimizer with these ``groups`` was given, which torch checks only when it makes a step."""
     for before, group in zip(groups, optimizer.param_groups, strict=True):
         group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
         for option in before.keys() - {"params"}:

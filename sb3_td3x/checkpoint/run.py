@@ -4,7 +4,7 @@ import copy
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -36,8 +36,8 @@ from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
-STATE_PARTS = {"generators": dict, "env": dict, "callbacks": dict, "files": dict, "log": dict, "model": dict}
-"""What the state file holds."""
+STATE_PARTS = ("generators", "env", "callbacks", "files", "log", "model")
+"""What the state file holds, a dict each."""
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 INSIDE_ROLLOUT = "the updates: training was stopped inside a rollout, after which they are due (train_freq in episodes)"
@@ -140,7 +140,11 @@ def resume_run(
     store = Store(Path(folder).resolve())
     found = store.find(checkpoint)
     state = _read_state(found)
-    model = _load_model(algorithm, found.path / MODEL, trust, env=env, force_reset=False, **kwargs)
+    if issubclass(algorithm, TD3X):
+        kwargs["trust"] = trust
+    elif not trust:
+        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(found.path / MODEL))
+    model = algorithm.load(found.path / MODEL, env=env, force_reset=False, **kwargs)
     with _as_checkpoint_error(found.path / STATE):
         vars(model).update({name: state["model"][name] for name in model.only_in_checkpoints})
         machine = found.manifest["machine"]
@@ -159,28 +163,19 @@ def resume_run(
 
 @dataclass(frozen=True)
 class _Save:
-    """
-    What a model knows of a folder of checkpoints.
+    """What a model knows of a folder of checkpoints."""
 
-    :param last: the checkpoint that it was last saved as or resumed from
-    :param newest: the newest checkpoint in the folder at that time
-    :param buffer: the replay buffer that ``last`` holds
-    :param rows: ``model._rows_stored`` at that time
-    """
-
-    last: Checkpoint
-    newest: Checkpoint
-    buffer: ref[ReplayBuffer]
-    rows: int
+    last: Checkpoint  # that it was last saved as or resumed from
+    newest: Checkpoint  # in the folder at that time
+    buffer: ref[ReplayBuffer]  # the one that `last` holds
+    rows: int  # `model._rows_stored` at that time
 
 
 _saves: WeakKeyDictionary[Resumable, dict[Path, _Save]] = WeakKeyDictionary()
 
 
 def _require_own(store: Store, save: _Save | None) -> None:
-    """
-    :raises CheckpointError: if another run, or a process that took this one over, has saved in the folder since
-    """
+    """Refuse a folder in which another run, or a process that took this one over, has saved since."""
     for newest in store.checkpoints()[-1:]:
         if newest.number > (0 if save is None else save.newest.number):
             problem = f"holds {newest.path.name}, which this run did not save"
@@ -198,25 +193,21 @@ def _was_cut(model: Resumable) -> bool:
 
 
 def _pickled(state: dict[str, Any], folder: Path) -> bytes:
-    """
-    :raises CheckpointError: naming the callback whose state cannot be saved
-    """
-    owner = "the run"
-    try:
-        for name, part in state["callbacks"].items():
-            owner = f"callback {name}"
-            safe_pickle.dumps(part)
-        owner = "the run"
-        return safe_pickle.dumps(state)
-    except NotAllowed as error:
-        raise CheckpointError(folder, f"cannot hold the state of {owner}: {error}") from error
+    """Pickle the callbacks' states first, each alone, so that an error can name the callback; then all of it."""
+    pickled = b""
+    for owner, part in {**{f"callback {name}": part for name, part in state["callbacks"].items()}, "the run": state}.items():
+        try:
+            pickled = safe_pickle.dumps(part)
+        except NotAllowed as error:
+            raise CheckpointError(folder, f"cannot hold the state of {owner}: {error}") from error
+    return pickled
 
 
 def _read_state(found: Checkpoint) -> dict[str, Any]:
     with _as_checkpoint_error(found.path / STATE):
         state = safe_pickle.loads((found.path / STATE).read_bytes())
-        for name, kind in STATE_PARTS.items():
-            if not isinstance(state[name], kind):
+        for name in STATE_PARTS:
+            if not isinstance(state[name], dict):
                 raise ValueError(f"its {name!r} is not valid")
     return state
 
@@ -237,14 +228,6 @@ def _env_of(model: Resumable) -> VecEnv:
     if env is None:
         raise ValueError("a model without an environment has no run to save: use model.save")
     return env
-
-
-def _load_model(algorithm: type[SelfResumable], path: Path, trust: bool, **kwargs: Any) -> SelfResumable:
-    if issubclass(algorithm, TD3X):
-        return algorithm.load(path, trust=trust, **kwargs)
-    if not trust:
-        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(path))
-    return algorithm.load(path, **kwargs)
 
 
 def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | None) -> dict[str, Any]:
@@ -286,13 +269,6 @@ def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
             copies[owner] = f"{number}_{path.name}"
             shutil.copyfile(path, folder / copies[owner])
     return copies
-
-
-def _copy_back(copies: dict[str, str], found: Checkpoint, paths: dict[str, Path]) -> None:
-    """Put the callbacks' files back where this process's callbacks have them; a checkpoint does not say where to write."""
-    for owner, name in copies.items():
-        if owner in paths and name in found.manifest["files"]:
-            files.write(paths[owner], (found.path / name).read_bytes())
 
 
 def _not_exact(model: Resumable, environments: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
@@ -352,23 +328,22 @@ class _Restoration:
     def __init__(self, model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str]):
         self.model, self.found, self.state, self.problems = model, found, state, problems
         self.was_cut, self.is_first = _was_cut(model), _is_before_learn(model)
-        self.resumptions = model.resumptions
+        self.resumptions, self.state_path = model.resumptions, found.path / STATE
         self.reached: tuple[Any, Any] | None = None  # the environments' last observation and whether it began an episode
-
-    @property
-    def readable(self) -> AbstractContextManager[None]:
-        return _as_checkpoint_error(self.found.path / STATE)
 
     def __call__(self, callback: BaseCallback) -> None:
         model, env, state = self.model, _env_of(self.model), self.state
         self.reached = self.reached or copy.deepcopy((model._last_obs, model._last_episode_starts))
         callback_state.require_same_episodes(callback, state["callbacks"])
-        _copy_back(state["files"], self.found, callback_state.files(callback))
-        with self.readable:
+        paths = callback_state.files(callback)  # this process's: a checkpoint does not say where to write
+        for owner in state["files"].keys() & paths.keys():
+            if (name := state["files"][owner]) in self.found.manifest["files"]:
+                files.write(paths[owner], (self.found.path / name).read_bytes())
+        with _as_checkpoint_error(self.state_path):
             problems = [*self.problems, *_other_path(model, self.found.manifest["path"])]
             problems += callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"], *self.reached)
-        with self.readable:
+        with _as_checkpoint_error(self.state_path):
             log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
             log_state.record(model.logger, state["log"])
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
@@ -378,7 +353,7 @@ class _Restoration:
 
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
         model, at_start = self.model, np.asarray(episode_starts, dtype=bool) & (not self.was_cut)
-        with self.readable:
+        with _as_checkpoint_error(self.state_path):
             restored = env_state.set_envs(env, saved, rewind=[bool(start) and not saved["complete"] for start in at_start])
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)

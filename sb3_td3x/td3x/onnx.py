@@ -18,17 +18,9 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common import vec_env
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import (
-    VecCheckNan,
-    VecEnv,
-    VecEnvWrapper,
-    VecMonitor,
-    VecNormalize,
-    VecTransposeImage,
-    VecVideoRecorder,
-    unwrap_vec_normalize,
-)
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from torch import nn
 
 from sb3_td3x.common import files
@@ -43,7 +35,7 @@ OBSERVATION, ACTION = "observation", "action"
 TOLERANCE = 1e-5
 """Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
 
-TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
+TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)
 """Wrappers that pass observations on unchanged."""
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
@@ -73,22 +65,16 @@ class Normalized(nn.Module):
 class ChannelsFirst(nn.Module):
     """``VecTransposeImage``: images of ``(height, width, channels)`` as ``(channels, height, width)``."""
 
-    def __init__(self, images: Iterable[str]):
+    def __init__(self, images: list[str]):
         super().__init__()
-        self.images = frozenset(images)
+        self.images = images
 
     def forward(self, observations: Tensors) -> Tensors:
         return {name: value.permute(0, 3, 1, 2) if name in self.images else value for name, value in observations.items()}
 
 
 class Graph(nn.Module):
-    """
-    A policy with the steps before and after it.
-
-    :param policy: the policy of the model
-    :param stages: modules that turn the raw observations, by name, into those that the policy sees
-    :param names: names of the inputs, in their order
-    """
+    """The policy, behind ``stages`` that turn the raw observations, by input ``names``, into those that the policy sees."""
 
     def __init__(self, policy: BasePolicy, stages: Iterable[nn.Module], names: Iterable[str]):
         super().__init__()
@@ -98,10 +84,7 @@ class Graph(nn.Module):
         self.low, self.high = th.as_tensor(bounds.low), th.as_tensor(bounds.high)
 
     def forward(self, *observations: th.Tensor) -> th.Tensor:
-        """
-        :param observations: a batch of each input, as the environment gives them
-        :return: ``(batch, *action shape)`` within the action's bounds
-        """
+        """Return ``(batch, *action shape)`` within the bounds, for a batch of each input as the environment gives them."""
         seen = self.stages(dict(zip(self.names, observations, strict=True)))
         is_dict = isinstance(self.policy.observation_space, spaces.Dict)
         actions = self.policy._predict(seen if is_dict else seen[OBSERVATION]).reshape(-1, *self.low.shape)
@@ -121,22 +104,25 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
     env = model.env if env is None else env
     if isinstance(env, gym.Env):
         env = model._wrap_env(env, monitor_wrapper=False)
-    policy = _copy(model.policy).cpu()
+    # Networks may keep a tensor of their last pass, which torch only copies without gradient
+    kept = [value for part in model.policy.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
+    policy: Any = copy.deepcopy(model.policy, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}).cpu()
     wrappers, space = ([], model.observation_space) if env is None else _wrappers(env)
     graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
     batch = _batch(space)
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
-    for name, value in _metadata(model, env).items():
+    spec = None if env is None else env.get_attr("spec", 0)[0]
+    metadata = {
+        "algorithm": type(model).__name__,
+        "environment": "" if spec is None else spec.id,
+        "timesteps": str(model.num_timesteps),
+        "sb3_td3x": __version__,
+    }
+    for name, value in metadata.items():
         content.metadata_props.add(key=name, value=value)
     with files.replacing(path) as partial_path:
         partial_path.write_bytes(content.SerializeToString())
-
-
-def _copy(module: nn.Module) -> Any:
-    """A deep copy, also of networks that keep a tensor of their last pass, which torch only copies without gradient."""
-    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
-    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf})
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
@@ -169,11 +155,7 @@ def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces
 
 
 def _transposed(inner: spaces.Space, outer: spaces.Space) -> list[str]:
-    """
-    The images that are channels last in ``inner`` and channels first in ``outer``.
-
-    :raises ValueError: if the spaces differ otherwise
-    """
+    """The images that are channels last in ``inner`` and channels first in ``outer``, which may not differ otherwise."""
     before, after = _members(inner), _members(outer)
     if before.keys() != after.keys():
         raise ValueError(f"the environment gives the observations {', '.join(before)}, the model takes {', '.join(after)}")
@@ -194,11 +176,7 @@ def _members(space: spaces.Space) -> dict[str, spaces.Space]:
 
 
 def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
-    """
-    Example observations, to record and to test the graph with.
-
-    :raises ValueError: for numbers of a type that ONNX or torch lacks
-    """
+    """Example observations, to record and to test the graph with."""
     random = np.random.default_rng(0)
     batch = {}
     for name, member in _members(space).items():
@@ -272,9 +250,7 @@ def _exporter_is_silent() -> Iterator[None]:
 
 
 def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], expected: np.ndarray, graph: Graph) -> None:
-    """
-    :raises ValueError: if onnxruntime computes other actions than ``predict``, because a layer was exported wrongly
-    """
+    """Refuse a graph of which onnxruntime computes other actions than ``predict``: a layer was exported wrongly."""
     import onnxruntime
 
     try:
@@ -285,16 +261,4 @@ def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], 
     scale = (graph.high - graph.low).numpy() / 2
     difference = float((np.abs(actions - expected) / scale).max())
     if not difference <= TOLERANCE:  # true for NaN too
-        raise ValueError(
-            f"the exported graph gives other actions than predict: they differ by {difference:.2g} of half the range"
-        )
-
-
-def _metadata(model: "TD3X", env: VecEnv | None) -> dict[str, str]:
-    spec = None if env is None else env.get_attr("spec", 0)[0]
-    return {
-        "algorithm": type(model).__name__,
-        "environment": "" if spec is None else spec.id,
-        "timesteps": str(model.num_timesteps),
-        "sb3_td3x": __version__,
-    }
+        raise ValueError(f"the exported graph gives other actions than predict, by {difference:.2g} of half the range")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,9 +17,10 @@ from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
 
 COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
-Stroke = Literal["solid", "dashed", "dotted", "dashdot"]
-STROKES: tuple[Stroke, ...] = ("solid", "dashed", "dotted", "dashdot")
+STROKES = ("solid", "dashed", "dotted", "dashdot")
 """One for each round of the colors."""
+Look = dict[str, Any]
+"""A line's color and style, as matplotlib takes them."""
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
@@ -42,9 +43,9 @@ class Theme:
 
     def settings(self) -> Any:
         """Matplotlib's rcParams."""
-        muted = {f"{name}.color": self.muted for name in ("xtick", "ytick")}
         return {
-            **muted,
+            "xtick.color": self.muted,
+            "ytick.color": self.muted,
             "text.color": self.ink,
             "axes.labelcolor": self.muted,
             "axes.edgecolor": self.muted,
@@ -72,16 +73,9 @@ class Theme:
         }
 
 
-class Look(NamedTuple):
-    """A line's color and stroke, as matplotlib names them."""
-
-    color: str
-    stroke: Stroke
-
-
 def looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
     """A look for each label; they differ for as many labels as there are pairs of a color and a stroke."""
-    pairs = cycle(Look(color, stroke) for stroke in STROKES for color in theme.lines)
+    pairs = cycle({"color": color, "linestyle": stroke} for stroke in STROKES for color in theme.lines)
     return dict(zip(labels, pairs, strict=False))
 
 
@@ -121,13 +115,7 @@ def draw(
     files.write(out, picture.savefig)
 
 
-def figure(
-    scores: Sequence[Scores],
-    x: Sequence[str] = ("steps",),
-    with_iqm: bool = False,
-    normalize: bool = True,
-    theme: Theme | None = None,
-) -> Figure:
+def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",), with_iqm: bool = False, normalize: bool = True) -> Figure:
     """The picture that ``draw`` writes; parameters as there."""
     if not scores:
         raise ValueError("there is no run to draw")
@@ -137,16 +125,16 @@ def figure(
     in_all = any(all((label, env_id) in pairs for env_id in environments) for label in labels)
     with_iqm = with_iqm and len(environments) > 1 and in_all
     n_panels = len(environments) + with_iqm
-    rows, columns = (1, len(x)) if n_panels == 1 else _grid(n_panels)
+    rows = -(-n_panels // 3)
+    columns = len(x) if n_panels == 1 else -(-n_panels // rows)
     blocks = 1 if n_panels == 1 else len(x)  # of rows, one below the other
     width = {1: 7.2, 2: 5.0}.get(columns, 4.2)
-    theme = theme or LIGHT
-    with matplotlib.rc_context(theme.settings()):
+    with matplotlib.rc_context(LIGHT.settings()):
         picture = Figure(
             figsize=(width * columns, (4.1 if columns < 2 else 3.4) * rows * blocks), dpi=120, layout="constrained"
         )
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        styles = looks(labels, theme)
+        styles = looks(labels, LIGHT)
         notes: list[str] = []
         for block, axis in enumerate(x):
             first = block * (rows * columns if n_panels > 1 else 1) + 1
@@ -196,11 +184,6 @@ def number_text(value: float) -> str:
     return steps_text(value) if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _grid(panels: int) -> tuple[int, int]:
-    rows = -(-panels // 3)
-    return rows, -(-panels // rows)
-
-
 def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look]) -> None:
     unit = _unit(scores, axis)
     for label, look in styles.items():
@@ -214,11 +197,10 @@ def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: d
 def _draw_curve(axes: Axes, curve: Curve, look: Look, unit: float) -> None:
     marker = "o" if len(curve.x) == 1 else None
     x = curve.x / unit
-    line = {"color": look.color, "linestyle": look.stroke, "linewidth": 1.7, "solid_capstyle": "round"}
-    axes.plot(x, curve.mean, **line, marker=marker, markersize=4)  # type: ignore[arg-type]
-    axes.fill_between(x, curve.low, curve.high, color=look.color, alpha=0.17, linewidth=0)
+    axes.plot(x, curve.mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
+    axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.17, linewidth=0)
     if marker:
-        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look.color, alpha=0.5)
+        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look["color"], alpha=0.5)
 
 
 def _label_x(axes: Axes, axis: str, unit: str) -> None:
@@ -237,24 +219,26 @@ def steps_text(steps: float) -> str:
 def _unit(scores: Sequence[Scores], axis: str) -> tuple[float, str]:
     if axis == "steps":
         return 1, ""
-    longest = max(float(_positions(run, axis).max()) for run in scores)
+    longest = max(float(_points(run, axis)[0].max()) for run in scores)
     return next((size, name) for least, size, name in UNITS if longest >= least)
 
 
-def _positions(scores: Scores, axis: str) -> np.ndarray:
+def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
+    :return: positions on the axis, mean returns and their spread, where the position is known
     :raises ValueError: if the run's times are not known
     """
     if axis == "steps":
-        return scores.steps
-    known = np.isfinite(scores.seconds)
+        return run.steps, run.mean, run.spread
+    known = np.isfinite(run.seconds)
     if not known.any():
-        raise ValueError(f"{scores.source} has no times (its scores.csv is missing): draw it over steps, --x steps")
-    return scores.seconds[known]
+        raise ValueError(f"{run.source} has no times (its scores.csv is missing): draw it over steps, --x steps")
+    return run.seconds[known], run.mean[known], run.spread[known]
 
 
-def _values(scores: Scores, axis: str) -> np.ndarray:
-    return scores.mean if axis == "steps" else scores.mean[np.isfinite(scores.seconds)]
+def _interpolated(grid: np.ndarray, runs: Sequence[Scores], axis: str) -> np.ndarray:
+    """:return: the runs' scores at the positions of ``grid``: ``(runs, points)``"""
+    return np.stack([np.interp(grid, *_points(run, axis)[:2]) for run in runs])
 
 
 def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
@@ -266,14 +250,12 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
     :raises ValueError: for several runs without a common range
     """
     if len(runs) == 1:
-        (run,) = runs
-        mean, x = _values(run, axis), _positions(run, axis)
-        spread = run.spread if axis == "steps" else run.spread[np.isfinite(run.seconds)]
+        x, mean, spread = _points(runs[0], axis)
         return Curve(x, mean, mean - spread, mean + spread)
     if not len(grid := _common(runs, axis)):
         raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
-    means = np.stack([np.interp(grid, _positions(run, axis), _values(run, axis)) for run in runs])
-    picks = np.random.default_rng(0).integers(len(means), size=(1000, len(means)))
+    means = _interpolated(grid, runs, axis)
+    picks = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
     counts = np.stack([np.bincount(pick, minlength=len(means)) for pick in picks])
     low, high = np.percentile(counts @ means / len(means), [2.5, 97.5], axis=0)
     return Curve(grid, means.mean(axis=0), low, high)
@@ -281,7 +263,7 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
 
 def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
     """Every position at which any run was evaluated and all have scores before and after."""
-    positions = [_positions(run, axis) for run in runs]
+    positions = [_points(run, axis)[0] for run in runs]
     start, end = max(points.min() for points in positions), min(points.max() for points in positions)
     grid = np.unique(np.concatenate(positions))
     return grid[(grid >= start) & (grid <= end)]
@@ -325,7 +307,7 @@ def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str,
             continue
         alone += [label] if seeds == 1 else []
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))]
-        values = np.stack([[np.interp(grid, _positions(run, axis), _values(run, axis)) for run in group] for group in chosen])
+        values = np.stack([_interpolated(grid, group, axis) for group in chosen])
         if normalize:
             lowest, size = (np.array([f(ranges[env_id]) for env_id in environments]) for f in (np.min, np.ptp))
             values = (values - lowest[:, None, None]) / np.maximum(size, 1e-12)[:, None, None]
@@ -352,7 +334,7 @@ def _explain(picture: Figure, scores: Sequence[Scores], styles: dict[str, Look],
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
         label = textwrap.fill(label + number, room)
-        handles.append(matplotlib.lines.Line2D([], [], color=look.color, linestyle=look.stroke, linewidth=2.4, label=label))
+        handles.append(matplotlib.lines.Line2D([], [], **look, linewidth=2.4, label=label))
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)

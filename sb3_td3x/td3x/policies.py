@@ -23,17 +23,9 @@ from torch import nn
 from sb3_td3x.common.validation import AUTO, check_bool, check_int, did_you_mean
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
+from sb3_td3x.td3x import sale
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
-from sb3_td3x.td3x.sale import (
-    EmbeddedCritic,
-    EmbeddedQuantileCritic,
-    Encoder,
-    NormalizedHead,
-    ObservationAndEmbedding,
-    StateEncoder,
-    require_fixed,
-)
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
@@ -49,13 +41,14 @@ WITHOUT_MODES = {
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
-    EmbeddedCritic, EmbeddedQuantileCritic, Encoder, NormalizedHead, ObservationAndEmbedding, StateEncoder,
+    sale.EmbeddedCritic, sale.EmbeddedQuantileCritic, sale.Encoder, sale.NormalizedHead, sale.ObservationAndEmbedding,
+    sale.StateEncoder,
 }  # fmt: skip
 
 CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
     ("n_quantiles",): QuantileCritic,
-    ("embedding_dim",): EmbeddedCritic,
-    ("n_quantiles", "embedding_dim"): EmbeddedQuantileCritic,
+    ("embedding_dim",): sale.EmbeddedCritic,
+    ("n_quantiles", "embedding_dim"): sale.EmbeddedQuantileCritic,
 }
 """Classes of critics by the arguments that SB3's critics do not have."""
 
@@ -69,10 +62,8 @@ else:
 
         def __get__(self, instance, owner=None):
             if instance is not None:
-                warnings.warn(
-                    f"load returns a new {type(instance).__name__} and does not change this one: use what it returns",
-                    stacklevel=2,
-                )
+                name = type(instance).__name__
+                warnings.warn(f"load returns a new {name} and does not change this one: use what it returns", stacklevel=2)
             return super().__get__(instance, owner)
 
 
@@ -149,14 +140,12 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        if self.embedding_dim is not None:
-            self._join_embeddings(lr_schedule(1))
-
-    def _join_embeddings(self, learning_rate: float) -> None:
-        """Give the actors the critics' encoders, and exclude the target encoders from the optimizers."""
+        if self.embedding_dim is None:
+            return
+        # Give the actors the critics' encoders, and exclude the target encoders from the optimizers
         for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
             extractor = actor.features_extractor
-            if not isinstance(critic, EmbeddedCritic) or not isinstance(extractor, ObservationAndEmbedding):
+            if not isinstance(critic, sale.EmbeddedCritic) or not isinstance(extractor, sale.ObservationAndEmbedding):
                 raise ValueError(
                     f"{type(self).__name__} makes networks of its own: with embedding_dim its make_actor and make_critic have "
                     "to return what TD3XPolicy's make"
@@ -164,14 +153,14 @@ class TD3XPolicy(sb3.TD3Policy):
             extractor.slow_encoder.load_state_dict(critic.slow_encoder.state.state_dict())
         for network in (self.actor, self.critic):
             trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
-            network.optimizer = self.optimizer_class(trainable, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+            network.optimizer = self.optimizer_class(trainable, lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
         """Make the actor, which with ``embedding_dim`` sees an embedding in addition to the observation."""
         if self.embedding_dim is not None:
             features_extractor = features_extractor or self.make_features_extractor()
-            require_fixed(features_extractor)
-            features_extractor = ObservationAndEmbedding(features_extractor, self.embedding_dim)
+            sale.require_fixed(features_extractor)
+            features_extractor = sale.ObservationAndEmbedding(features_extractor, self.embedding_dim)
         return super().make_actor(features_extractor)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
@@ -179,7 +168,7 @@ class TD3XPolicy(sb3.TD3Policy):
         options: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
         if self.embedding_dim is not None:
             features_extractor = features_extractor or self.make_features_extractor()
-            require_fixed(features_extractor)
+            sale.require_fixed(features_extractor)
             options["embedding_dim"] = self.embedding_dim
         if not options:
             return super().make_critic(features_extractor)
@@ -188,20 +177,19 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Make the extractor. With ``normalize_observations`` it follows one normalizer for all networks."""
-        space = self.observation_space
-        check_observation_space(space, self.features_extractor_class)
+        check_observation_space(self.observation_space, self.features_extractor_class)
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
             return extractor
-        if not hasattr(self, "actor"):
-            return NormalizesObservations(extractor, ObservationNormalizer(space, not self.normalize_images))
-        return NormalizesObservations(extractor, self.normalizer)
+        is_first = not hasattr(self, "actor")
+        normalizer = ObservationNormalizer(self.observation_space, not self.normalize_images) if is_first else self.normalizer
+        return NormalizesObservations(extractor, normalizer)
 
     @property
     def normalizer(self) -> ObservationNormalizer:
         """The module that ``normalize_observations`` adds."""
         extractor: Any = self.actor.features_extractor
-        normalizes: Any = extractor.extractor if isinstance(extractor, ObservationAndEmbedding) else extractor
+        normalizes: Any = extractor.extractor if isinstance(extractor, sale.ObservationAndEmbedding) else extractor
         return normalizes.normalizer
 
     def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
@@ -284,10 +272,7 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
 
 
 def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
-    """
-    The policy class that a saved model names: SB3's where its networks are the same, so that SB3 can read the file where this
-    package is not installed.
-    """
+    """The policy class that a saved model names: SB3's where its networks are the same, so that SB3 can read the file."""
     sb3_classes = {own_class: sb3_class for sb3_class, own_class in FROM_SB3.items()}
     has_same_networks = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
     return sb3_classes.get(policy_class, policy_class) if has_same_networks else policy_class
@@ -297,12 +282,8 @@ def choose_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
     """The number of quantiles: ``"auto"`` is the paper's 25, or 1 for policies that only have scalar critics."""
     if request != AUTO:
         return int(request)
-    return TQC_QUANTILES if _takes_quantiles(policy_class) else 1
-
-
-def _takes_quantiles(policy_class: type[BasePolicy]) -> bool:
-    parameters, passes_on = _parameters(policy_class)
-    return "n_quantiles" in parameters or (passes_on and issubclass(policy_class, TD3XPolicy))
+    known, takes_others = _parameters(policy_class)
+    return TQC_QUANTILES if "n_quantiles" in known or (takes_others and issubclass(policy_class, TD3XPolicy)) else 1
 
 
 def _parameters(policy_class: type[BasePolicy]) -> tuple[list[str], bool]:
@@ -317,8 +298,7 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
 
     :return: the arguments, with the number of quantiles if there are several, and with Python's numbers in place of numpy's in
         those of the optimizer: torch would write numpy's into a file that it does not read
-    :raises ValueError: for an argument that the policy does not take or an invalid value, or for quantiles with a class of
-        policies that only has scalar critics
+    :raises ValueError: for an unknown argument, an invalid value, or quantiles that the critics of this class do not have
     """
     if not isinstance(policy_kwargs, dict):
         raise ValueError(f"policy_kwargs must be a dict, not {policy_kwargs!r}")
@@ -333,7 +313,7 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
         policy_kwargs = {**policy_kwargs, "optimizer_kwargs": _to_python(policy_kwargs["optimizer_kwargs"])}
     if n_quantiles == 1:
         return policy_kwargs
-    if not _takes_quantiles(policy_class):
+    if choose_quantiles(AUTO, policy_class) == 1:
         raise ValueError(
             f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
             "derive it from TD3XPolicy and let it take n_quantiles"
@@ -363,11 +343,7 @@ def _to_python(value: Any) -> Any:
 
 
 def check_net_arch(net_arch: Any) -> Any:
-    """
-    Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice.
-
-    :raises ValueError: for anything else, or a size below 1
-    """
+    """Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice."""
     if net_arch is None:
         return None
     if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
@@ -383,23 +359,18 @@ def check_embedding_dim(dim: Any) -> int | None:
 
 
 def require_fit(policy: BasePolicy, n_quantiles: int, buffer: ReplayBuffer) -> None:
-    """
-    :raises ValueError: if the critics have another number of quantiles, or for embeddings, which predict the next state, with
-        a replay buffer that gives a later one
-    """
+    """Refuse critics of another number of quantiles, and embeddings, which predict the next state, of a later one."""
     if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
         raise ValueError(
             f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
             "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
         )
-    if isinstance(policy.critic, EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
+    if isinstance(policy.critic, sale.EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
         raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
 
 
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
-    """
-    :raises ValueError: for observations that the features extractor or SB3's preprocessing cannot handle
-    """
+    """Refuse observations that the features extractor or SB3's preprocessing cannot handle: ``ValueError``."""
     if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
         raise ValueError(f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images")
     if features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):

@@ -78,27 +78,21 @@ def _is_copy(left: Scores, right: Scores) -> bool:
     if (left.label, left.env_id, left.seed) != (right.label, right.env_id, right.seed):
         return False
     settings, others = _settings(left), _settings(right)
-    if settings and others and _without_length(settings) != _without_length(others):
+    any_length = {"n_timesteps": None}  # a run that is extended is still the same
+    if settings and others and settings | any_length != others | any_length:
         return False
     both = slice(min(len(left.steps), len(right.steps)))
     same_steps = np.array_equal(left.steps[both], right.steps[both])
     return same_steps and np.allclose(left.mean[both], right.mean[both], rtol=1e-6, atol=0)
 
 
-def _without_length(settings: dict[str, Any]) -> dict[str, Any]:
-    """A run that is extended is still the same."""
-    return {name: value for name, value in settings.items() if name != "n_timesteps"}
-
-
 def _told_apart(runs: list[Scores]) -> list[Scores]:
     """Append to the labels of runs of one label and environment the settings in which they differ."""
     settings = [_settings(run) for run in runs]
-    alike: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for run, values in zip(runs, settings, strict=True):
-        alike[run.label, run.env_id].append(values)
     result = []
     for run, values in zip(runs, settings, strict=True):
-        others = [other for other in alike[run.label, run.env_id] if other]
+        key = (run.label, run.env_id)
+        others = [other for same, other in zip(runs, settings, strict=True) if other and (same.label, same.env_id) == key]
         differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
         result.append(replace(run, label=" ".join([run.label, *differing])))
     return result
@@ -154,9 +148,7 @@ def _label(algo: str, setting: str) -> str:
 
 def _seconds(path: Path, steps: np.ndarray) -> np.ndarray:
     """In the order of ``steps``. A run writes its table after the evaluation, so the last line may be missing."""
-    rows = _rows(path) if path.exists() else []
-    if missing := [name for name in ("timesteps", "wall_seconds") if rows and name not in rows[0]]:
-        raise ValueError(f"{path} is no table of scores: it has no column {missing[0]}")
+    rows = _rows(path, ("timesteps", "wall_seconds")) if path.exists() else []
     known = {row["timesteps"]: row["wall_seconds"] for row in rows}
     return np.array([known.get(float(step), np.nan) for step in steps])
 
@@ -167,22 +159,16 @@ def of_table(path: Path) -> list[Scores]:
 
     :raises ValueError: for another file
     """
-    rows = _rows(path)
+    rows = _rows(path, TABLE_COLUMNS)
     if not rows:
         raise ValueError(f"{path} has no scores yet")
-    if missing := [name for name in TABLE_COLUMNS if name not in rows[0]]:
-        raise ValueError(f"{path} is no table of scores: it has no column {missing[0]}")
-    runs: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    runs = defaultdict(list)
     for row in rows:
-        runs[tuple(row[name] for name in TABLE_COLUMNS[:4])].append(row)
-    return [_of_rows(run, path) for run in runs.values()]
-
-
-def _of_rows(rows: list[dict[str, Any]], path: Path) -> Scores:
-    first = rows[0]
-    in_order = sorted(rows, key=lambda row: row["timesteps"])
-    steps, mean, spread, seconds = (np.array([row[name] for row in in_order]) for name in SCORE_COLUMNS)
-    return Scores(_label(first["algo"], first["setting"]), first["env"], first["seed"], path, steps, mean, spread, seconds)
+        runs[tuple(row[name] for name in TABLE_COLUMNS[:4])].append([row[name] for name in SCORE_COLUMNS])
+    return [
+        Scores(_label(algo, setting), env_id, seed, path, *np.array(sorted(values, key=lambda row: row[0])).T)
+        for (algo, setting, env_id, seed), values in runs.items()
+    ]
 
 
 def csv_lines(path: Path) -> list[dict[str, Any]]:
@@ -198,12 +184,15 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
             raise ValueError(str(error)) from error
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """A table's lines, with numbers as numbers."""
+def _rows(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
+    """A table's lines, with numbers as numbers; it must have the columns."""
     if not path.is_file():
         raise ValueError(f"{path} is no file")
     try:
-        rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in csv_lines(path)]
+        rows = csv_lines(path)
+        if missing := [name for name in columns if rows and name not in rows[0]]:
+            raise ValueError(f"it has no column {missing[0]}")
+        rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in rows]
         return [{**row, "seed": check_int("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
     except (ValueError, TypeError) as error:  # a line that is cut off has fewer columns
         raise ValueError(f"{path} is no table of scores: {error}") from error

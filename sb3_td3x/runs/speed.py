@@ -88,7 +88,7 @@ def contenders(case: Case, device: str = "cpu") -> dict[str, Callable[[], None]]
             model = _model(TD3X, case, device, **networks)
             products = settings.get("precision", "fp32")
             try:
-                update_path(settings["accelerate"], model.policy)  # type: ignore[attr-defined]
+                update_path(settings["accelerate"], model.policy)  # type: ignore[arg-type]
                 precision.require_supported(products, model.device)
             except ValueError:
                 continue

@@ -69,8 +69,13 @@ class RunDir:
             raise ValueError(f"there is no folder {path}")
         candidates = _argument_files(path)
         if not candidates:
-            missing = f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS})"
-            raise ValueError(missing + cls._runs_near(path))
+            inside = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
+            near = (
+                f"; its run is {path.parent}"
+                if cls.is_at(path.parent)
+                else f"; runs in it: {', '.join(inside)}" * bool(inside)
+            )
+            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){near}")
         env_id = read_settings(candidates[0]).get("env")
         if not isinstance(env_id, str):
             raise ValueError(f"{candidates[0]} names no environment")
@@ -80,14 +85,6 @@ class RunDir:
     def is_at(path: Path) -> bool:
         """Whether a folder is that of a run."""
         return bool(_argument_files(path))
-
-    @classmethod
-    def _runs_near(cls, path: Path) -> str:
-        """The end of an error about a file or a folder of a run, or the folder of several."""
-        if cls.is_at(path.parent):
-            return f"; its run is {path.parent}"
-        inside = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
-        return f"; runs in it: {', '.join(inside)}" if inside else ""
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
@@ -189,10 +186,9 @@ class RunDir:
         """
         if any(self.checkpoints.glob("[!.]*_steps*")):
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
+        ours = (LOCK, PRINTED)
         others = [
-            path
-            for path in self.path.iterdir()
-            if path.name not in (LOCK, PRINTED) and path.name[:1] != "." and not path.name.startswith(f"{LOCK}.")
+            path for path in self.path.iterdir() if path.name not in ours and not path.name.startswith((".", f"{LOCK}."))
         ]
         if others and not self._is_ours():
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
@@ -271,10 +267,7 @@ def _numbered(parent: Path, env_id: str) -> Iterator[tuple[int, Path]]:
 
 
 def _argument_files(path: Path) -> list[Path]:
-    """
-    The files of a run's arguments, in a folder that has the environment's name. On the Hub they lie in the run's own folder,
-    so that the folder around a copy of that is no run.
-    """
+    """In a folder named after the environment. A run from the Hub has them at its top: the folder around it is no run."""
 
     def is_named_so(file: Path) -> bool:
         try:

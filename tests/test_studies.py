@@ -81,7 +81,8 @@ class TestFile:
 
     def test_the_benchmarks_files_have_the_lengths_of_the_runs_whose_scores_are_kept(self):
         folder = Path(__file__).parent.parent / "benchmarks"
-        options, algorithms = (*grid.OPTIONS, "arguments", "noise_std", "kernels"), ("td3x", "sb3_td3", "sb3_tqc", "sb3_crossq")
+        options = (*grid.OPTIONS, "arguments", "noise_std", "kernels")
+        algorithms = ("td3x", "sb3_td3", "sb3_tqc", "sb3_crossq")
         files = [folder / f"{name}.yml" for name in ("returns", "screening", "others")]
         steps = {run.name: run.options["steps"] for path in files for run in grid.read(path, options, algorithms)}
         assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in steps

@@ -17,6 +17,8 @@ from sb3_td3x.errors import EnvironmentDiedError
 
 CLOSE_TIMEOUT = 2.0
 """Seconds that worker processes get to close their environments before they are killed."""
+NOTICE_SECONDS = 1.0
+"""Seconds after the first worker process has ended in which others that end are named with it."""
 
 
 def copied(observations: VecEnvObs) -> Any:
@@ -145,7 +147,8 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         innermost = None if env is None else env.unwrapped
         if not isinstance(innermost, SubprocVecEnv) or innermost.closed:
             raise
-        dead = [index for index, remote in enumerate(innermost.remotes) if _is_closed_by_worker(remote)]
+        noticed_by = time.monotonic() + NOTICE_SECONDS
+        dead = [index for index, remote in enumerate(innermost.remotes) if _is_closed_by_worker(remote, noticed_by)]
         if not dead:
             raise
         deadline = time.monotonic() + CLOSE_TIMEOUT
@@ -157,9 +160,9 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         raise EnvironmentDiedError(dead, how) from error
 
 
-def _is_closed_by_worker(remote: Any) -> bool:
+def _is_closed_by_worker(remote: Any, noticed_by: float) -> bool:
     try:
-        while remote.poll():
+        while remote.poll(max(noticed_by - time.monotonic(), 0)):
             remote.recv()  # an answer that nobody will ask for
     except (EOFError, OSError):
         return True

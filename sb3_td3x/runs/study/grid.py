@@ -108,11 +108,12 @@ def _expand(content: dict[str, Any], options: Collection[str], algorithms: Colle
     listed = common.pop("runs", None)
     if not isinstance(listed, list) or not listed or not all(isinstance(keys, dict) for keys in listed):
         raise ValueError("runs must be a list of settings, such as [{setting: default}]")
-    _require_known(common, (*GRID_KEYS, *options))
+    known = (*GRID_KEYS, *options)
+    _require_known(common, known)
     runs: dict[str, StudyRun] = {}
     for keys in listed:
         label = f"runs, {keys.get('setting', 'default')}"
-        _require_known(keys, (*GRID_KEYS, *options), f"{label}: ")
+        _require_known(keys, known, f"{label}: ")
         if not_alone := [key for key in WHOLE_STUDY if key in keys]:
             raise ValueError(f"{label}: {not_alone[0]} holds for the whole study: move it out of runs")
         # A setting's own keys win; mappings such as `overrides` are merged key by key
@@ -131,11 +132,8 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
         raise ValueError(f"{label}: algo can be {', '.join(algorithms)}, not {algo!r}")
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
         raise ValueError(f"{label}: setting must be a name of letters, digits and . + - _, not {setting!r}")
-    envs = _list(entry.pop("envs", None), "envs", label)
-    seeds = [
-        check_int(f"{label}: seeds", parse_yaml_scalar(seed), minimum=0)
-        for seed in _list(entry.pop("seeds", None), "seeds", label)
-    ]
+    envs, listed = _list(entry, "envs", "[Pendulum-v1]", label), _list(entry, "seeds", "[0, 1]", label)
+    seeds = [check_int(f"{label}: seeds", parse_yaml_scalar(seed), minimum=0) for seed in listed]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
     if repeated := [value for value, times in Counter([*envs, *seeds]).items() if times > 1]:
@@ -145,15 +143,14 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]
 
 
-def _list(value: Any, key: str, label: str) -> list[Any]:
+def _list(entry: dict[str, Any], key: str, example: str, label: str) -> list[Any]:
+    value = entry.pop(key, None)
     if not isinstance(value, list) or not value:
-        example = "[0, 1]" if key == "seeds" else "[Pendulum-v1]"
         raise ValueError(f"{label}: {key} must be a list, for example {key}: {example}")
     return value
 
 
 def _require_known(entry: dict[str, Any], known: Collection[str], label: str = "") -> None:
-    for key in entry:
-        if key not in known:
-            hint = did_you_mean(str(key), known) or f": known are runs, {', '.join(sorted(known))}"
-            raise ValueError(f"{label}there is no key {key!r}{hint}")
+    if unknown := [key for key in entry if key not in known]:
+        hint = did_you_mean(str(unknown[0]), known) or f": known are runs, {', '.join(sorted(known))}"
+        raise ValueError(f"{label}there is no key {unknown[0]!r}{hint}")

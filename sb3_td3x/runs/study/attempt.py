@@ -51,8 +51,8 @@ class StudyFolder:
 
     def last_line(self, run: StudyRun) -> str:
         """The last line that the run has printed: of a run that failed, the error."""
-        lines = self.printed(run).read_text(errors="replace").splitlines() if self.printed(run).is_file() else []
-        return lines[-1] if lines else ""
+        text = self.printed(run).read_text(errors="replace") if self.printed(run).is_file() else ""
+        return (text.splitlines() or [""])[-1]
 
     def table(self, run: StudyRun) -> Path:
         return self.tables / f"{run.name}.csv"
@@ -204,10 +204,8 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
 def _difference(run: StudyRun, path: Path) -> str | None:
     """What the run was begun with that is different now; overrides are compared by what they make of the preset."""
     begun, wanted = _made_from(Experiment.of_arguments(RunDir.open(path))), _made_from(run.experiment())
-    for name in {**begun, **wanted}:
-        if begun.get(name) != wanted.get(name):
-            return f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}"
-    return None
+    changed = (name for name in {**begun, **wanted} if begun.get(name) != wanted.get(name))
+    return next((f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}" for name in changed), None)
 
 
 def _made_from(made: Experiment) -> dict[str, Any]:

@@ -25,6 +25,19 @@ class Extractor(BaseFeaturesExtractor):
         return self.layer(observations)
 
 
+class Multiplying(Extractor):
+    """The gradient of its weight comes in another memory order than the weight."""
+
+    scale = 1.0
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.scale = 1.0
+
+    def forward(self, observations):
+        return self.scale * th.einsum("bi,oi->bo", observations, self.layer.weight)
+
+
 class Lazy(Extractor):
     positions = None
 
@@ -239,3 +252,45 @@ def test_a_layers_forward_of_ones_own_stays_with_bf16():
     algorithm.learn(20)
     assert layer.forward is own
     assert len(calls) >= 10
+
+
+BY_MULTIPLYING = {"policy_kwargs": {"features_extractor_class": Multiplying}}
+
+
+@pytest.mark.parametrize("path", ["plain", "compiled"])
+def test_gradients_in_any_memory_order_move_their_own_weights(path):
+    fast, stepwise = ready(path, **BY_MULTIPLYING), ready("plain", **BY_MULTIPLYING)
+    for network in (stepwise.actor, stepwise.critic):
+        network.optimizer.param_groups[0]["foreach"] = False  # torch's Adam, operation by operation
+    for algorithm in (fast, stepwise):
+        train(algorithm, [random_batch(seed) for seed in range(4)])
+    for name, value in weights(stepwise).items():
+        th.testing.assert_close(
+            weights(fast)[name], value, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
+    models = pair(**BY_MULTIPLYING)
+    for algorithm in models:
+        train(algorithm, [random_batch(0), random_batch(1)])
+        for network in (algorithm.critic, algorithm.actor):
+            network.features_extractor.scale = 0.5
+        train(algorithm, [random_batch(2), random_batch(3)], first=2)
+    assert_equal(*models)
+
+
+def test_a_hook_on_a_gradient_is_called_whatever_the_path():
+    algorithm, calls = ready("auto"), []
+    algorithm._updates_since_load = compiled.SWITCH_AFTER
+    next(iter(algorithm.critic.parameters())).register_hook(calls.append)
+    train(algorithm, [random_batch(0), random_batch(1)])
+    assert len(calls) == 2
+
+
+def test_a_replaced_step_of_an_optimizer_is_called_at_every_update():
+    algorithm, calls = ready("plain"), []
+    step = algorithm.critic.optimizer.step
+    algorithm.critic.optimizer.step = lambda *arguments: (calls.append(1), step(*arguments))
+    train(algorithm, [random_batch(seed) for seed in range(3)])
+    assert len(calls) == 3

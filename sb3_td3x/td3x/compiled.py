@@ -134,9 +134,9 @@ class Updater(GradientStep):
             if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
                 self._programs.clear()  # recorded from other layers
             self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)[0]
-            modes = [th.get_num_threads(), *[module.training for module in self.tensors.modules]]
+            modes = _modes(self.tensors)
             if before is not self.tensors or modes != self._modes:
-                self._modes, self._constants = modes, _constants(self.tensors)
+                self._modes, self._constants = modes, _constants(self.tensors, modes)
                 self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
             self._numbers: tuple[Any, th.Tensor | None] = None, None
             yield
@@ -235,6 +235,8 @@ class _GradientProgram:
         settings: UpdateSettings,
     ):
         self.products, self.name, self.batch, self.settings = products, name, batch, settings
+        if any(parameter._backward_hooks for parameter in tensors.trained[name]):
+            raise CannotAccelerate("a parameter has a hook on its gradient")
         optimizers = [network.optimizer for network in tensors.networks.values()]
         try:
             # Other threads may use the policy meanwhile
@@ -387,12 +389,28 @@ def _dropout_of(node: Node) -> Any:
     return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
 
 
-def _constants(tensors: PolicyTensors) -> tuple[Any, ...]:
+def _modes(tensors: PolicyTensors) -> list[Any]:
+    """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
+    numbers = [
+        (name, value)
+        for module in tensors.modules
+        if type(module) not in _WITHOUT_NUMBERS
+        for name, value in vars(module).items()
+        if type(value) in (bool, int, float, str)
+    ]
+    hooked = [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
+    return [th.get_num_threads(), *[module.training for module in tensors.modules], *hooked, *numbers]
+
+
+_WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten)
+
+
+def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:
     """What a program takes from the networks and does not read anew at every update."""
     trained = [{id(parameter) for parameter in parameters} for parameters in tensors.trained.values()]
     is_trained = [id(tensor) in parameters for parameters in trained for tensor in tensors.named.values()]
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors.named.values()]
-    return th.get_num_threads(), *is_trained, *layouts, *[module.training for module in tensors.modules]
+    return *is_trained, *layouts, *modes
 
 
 def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:

@@ -14,6 +14,7 @@ from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.td3x import losses, precision
@@ -154,7 +155,10 @@ class PolicyTensors:
         for parameter in self._parameters:
             identities += (parameter.requires_grad, parameter.data_ptr())  # `policy.to` keeps a parameter and moves its memory
         for network in self.networks.values():
-            identities += (network.optimizer, *[len(group["params"]) for group in network.optimizer.param_groups])
+            identities += (
+                network.optimizer,
+                *[id(parameter) for group in network.optimizer.param_groups for parameter in group["params"]],
+            )
         return identities
 
 
@@ -171,7 +175,7 @@ class GradientStep:
         self.policy, self.products = policy, products
         self.last_good = 0
         self.tensors = PolicyTensors(policy)
-        self._copies: list[th.Tensor] = []
+        self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
@@ -237,7 +241,7 @@ class GradientStep:
     ) -> None:
         optimizer = self.tensors.networks[name].optimizer
         pairs = zip(self.tensors.trained[name], gradients, strict=True)
-        reached = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+        reached = {parameter: _laid_out_like(parameter, gradient) for parameter, gradient in pairs if gradient is not None}
         if not reached:
             return  # the whole network is frozen
         if not is_finite([loss for loss in reported if loss is not None], [*reached.values()]):
@@ -249,6 +253,8 @@ class GradientStep:
         for parameter, gradient in zip(reached, clipped, strict=True):
             parameter.grad = gradient
         optimizer.step()
+        if optimizer.param_groups[0].get("fused"):
+            optimizer.zero_grad()  # later steps do not fill them
 
     @th.no_grad()
     def _update_targets(self, tau: float) -> None:
@@ -272,14 +278,15 @@ class GradientStep:
         if with_actor:
             saved += [parameter.data for parameter in self.policy.critic.parameters()]
             saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
-        if [(copy.shape, copy.dtype) for copy in self._copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:
-            self._copies = [th.empty_like(tensor) for tensor in saved]
+        copies = self._copies[with_actor]
+        if [(copy.shape, copy.dtype) for copy in copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:
+            copies = self._copies[with_actor] = [th.empty_like(tensor) for tensor in saved]
         if saved:
-            th._foreach_copy_(self._copies, saved)
+            th._foreach_copy_(copies, saved)
 
         @th.no_grad()
         def undo() -> None:
-            for tensor, copy in zip(saved, self._copies, strict=True):
+            for tensor, copy in zip(saved, copies, strict=True):
                 tensor.copy_(copy)
             for holder, kept in buffers:
                 holder.update(kept)  # a layer may have set another buffer
@@ -288,6 +295,11 @@ class GradientStep:
                 optimizer.state.update(state)
 
         return undo
+
+
+def _laid_out_like(parameter: nn.Parameter, gradient: th.Tensor) -> th.Tensor:
+    """A gradient in its parameter's memory order, which ``backward`` gives it and the fused step of Adam takes for granted."""
+    return gradient if gradient.stride() == parameter.stride() else th.empty_like(parameter).copy_(gradient)
 
 
 class _NonFinite(ArithmeticError):
@@ -325,19 +337,22 @@ def _fused_adam(optimizers: Sequence[th.optim.Optimizer]) -> Iterator[None]:
             group["fused"] = None
 
 
+_EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+
+
 @th.no_grad()
 def _fused_step(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[th.Tensor]) -> bool:
     """
     Take Adam's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again.
 
-    :return: whether it was taken. Not for the first step, which makes the states, nor with hooks
+    :return: whether it was taken. Not for the first step, which makes the states, nor with hooks or a replaced ``step``
     """
     group = optimizer.param_groups[0]
     states = [optimizer.state.get(parameter) for parameter in parameters]
-    has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) > 1:
         return False
-    if not group.get("fused") or has_hooks or not all(states):
+    if not group.get("fused") or any(hooks) or "step" in vars(optimizer) or not all(states):
         return False
     is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
     names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))

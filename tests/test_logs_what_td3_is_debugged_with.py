@@ -231,6 +231,7 @@ class TestARunWithALogEqualsOneWithout:
 
 
 WITH_WANDB = """
+import time
 import wandb
 from wandb.integration.sb3 import WandbCallback
 from tests.tools import model
@@ -238,6 +239,7 @@ from tests.tools import model
 run = wandb.init(project="td3x", mode="offline", sync_tensorboard=True)
 model(tensorboard_log="tensorboard").learn(130, WandbCallback(model_save_path="models"), log_interval=1)
 assert run.config["algo"] == "TD3X" and run.config["batch_size"] == 8
+time.sleep(5)  # wandb looks for TensorBoard's new events every now and then, and not when it finishes
 run.finish()
 """
 

@@ -35,7 +35,7 @@ class RayVecEnv(VecEnv):
 
     Ray is started if it is not running, and left running: others may use it. An environment that dies raises
     ``EnvironmentDiedError``, or with ``max_restarts`` is built anew: its episode ends as by a time limit, at the last
-    observation seen and with a reward of 0, ``info["environment_rebuilt"]`` is ``True``, and the run goes on.
+    observation seen and with a reward of 0, ``info["environment_rebuilt"]`` is ``True``, and the run continues.
 
     :param env_fns: functions that build one environment each
     :param envs_per_actor: environments that share an actor, and one message per step; they are rebuilt together

@@ -2,7 +2,7 @@
 State-action embeddings, SALE (Fujimoto et al. 2023, https://arxiv.org/abs/2306.02451): an encoder learns to predict the
 embedding of the next state, and critics and actor see its embeddings beside the observation.
 
-The encoder learns with the critics' optimiser and from its own loss only. What the networks see are the embeddings of a
+The encoder learns with the critics' optimizer and from its own loss only. What the networks see are the embeddings of a
 slow encoder, which follows it as the targets follow their networks, so that inputs do not jump. Shapes: ``batch``
 transitions, ``dim`` numbers per embedding.
 """
@@ -72,7 +72,7 @@ def follower_of(network: nn.Module) -> Any:
 
 class ObservationAndEmbedding(BaseFeaturesExtractor):
     """
-    What an embedded actor sees: a normalised linear map of the state beside its embedding, ``3 * dim`` numbers.
+    What an embedded actor sees: a normalized linear map of the state beside its embedding, ``3 * dim`` numbers.
 
     :param extractor: gives the features of a state
     :param dim: numbers of the embedding
@@ -91,7 +91,7 @@ class ObservationAndEmbedding(BaseFeaturesExtractor):
 
 class NormalizedHead(nn.Module):
     """
-    A normalised linear map of the first numbers of its input; the others pass.
+    A normalized linear map of the first numbers of its input; the others pass.
 
     :param inputs: how many are mapped
     :param outputs: to how many
@@ -108,7 +108,7 @@ class NormalizedHead(nn.Module):
 
 class EmbeddedCritic(ContinuousCritic):
     """
-    SB3's critics, which see ``4 * dim`` numbers: a normalised linear map of state and action (each critic has its own) and
+    SB3's critics, which see ``4 * dim`` numbers: a normalized linear map of state and action (each critic has its own) and
     both embeddings.
 
     ``encoder`` learns, ``slow_encoder`` follows it. The target critics' ``encoder`` is there for their tensors to be those of

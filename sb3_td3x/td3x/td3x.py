@@ -216,7 +216,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._updates_since_load = 0  # what accelerate="auto" counts: kept in checkpoints and copies, not in saved models
         self.format_version = model_zip.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
-        # Noise of the target actions; its state is part of the zip
+        # Noise of the target actions; its state is part of saved models
         self.noise_generator = th.Generator()
 
         if _init_setup_model:

@@ -43,16 +43,6 @@ def test_quantile_critics_are_measured_beside_scalar_ones():
         found[name]()
 
 
-def test_embeddings_are_measured_beside_the_critics_without_them():
-    assert "TD3X plain, embeddings of 4" in speed.contenders(dataclasses.replace(SMALL, embedding_dim=4))
-    both = dataclasses.replace(SMALL, n_quantiles=3, embedding_dim=4)
-    found = speed.contenders(both)
-    assert {"TD3X plain", "TD3X plain, 3 quantiles", "TD3X plain, 3 quantiles, embeddings of 4"} <= set(found)
-    found["TD3X plain, 3 quantiles, embeddings of 4"]()
-    model = speed._model(speed.TD3X, both, "cpu", **speed._networks(both)[", 3 quantiles, embeddings of 4"])
-    assert (model.policy.embedding_dim, model.n_quantiles) == (4, 3)
-
-
 def test_the_eager_contender_learns():
     contender = speed._EagerTD3(SMALL, "cpu", speed._model(speed.TD3, SMALL, "cpu").replay_buffer)
     before = [parameter.clone() for network in (contender.actor, contender.critics) for parameter in network.parameters()]
@@ -112,9 +102,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
     assert {row["name"] for row in figures["rows"]} >= {speed.BASELINE, speed.FLOOR}
 
 
-@pytest.mark.parametrize(
-    "option", [["--net", "wide"], ["--batch", "0"], ["--device", "tpu"], ["--repeats", "0"], ["--embedding-dim", "1"]]
-)
+@pytest.mark.parametrize("option", [["--net", "wide"], ["--batch", "0"], ["--device", "tpu"], ["--repeats", "0"]])
 def test_nonsense_is_refused_before_anything_is_measured(option):
     result = CliRunner().invoke(cli.app, ["bench", *option])
     assert isinstance(result.exception, ValueError)

@@ -13,7 +13,6 @@ from stable_baselines3.common.noise import (
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.td3x.exploration import noise_std
 from tests.tools import LineEnv, model
 
 LOPSIDED = spaces.Box(np.array([-2.0, 0.0], dtype=np.float32), np.array([1.0, 10.0], dtype=np.float32))
@@ -169,74 +168,6 @@ class TestNoiseOfTheUsersOwn:
         algorithm = model(tensorboard_log=str(tmp_path)).learn(20)
         algorithm.action_noise = Falls(algorithm)
         assert algorithm.learn(30).num_timesteps == 30
-
-
-class TestAnnealedNoise:
-    """``action_noise=(first, last, steps)``."""
-
-    @pytest.mark.parametrize("count", [1, 2])
-    def test_goes_from_the_first_to_the_last_over_the_steps_of_all_environments(self, count):
-        class Reads(BaseCallback):
-            def _on_rollout_start(self):
-                self.found = []
-
-            def _on_step(self):
-                self.found.append((self.num_timesteps - count, noise_std(self.model.action_noise)))
-                return True
-
-        env, reads = DummyVecEnv([LineEnv] * count), Reads()
-        model(env, action_noise=(0.5, 0.1, 80), train_freq=200, learning_starts=10, gradient_steps=0).learn(120, reads)
-        wanted = [(steps, 0.5 - 0.4 * min(steps / 80, 1)) for steps in range(0, 120, count)]
-        np.testing.assert_allclose(reads.found[: len(wanted)], wanted)
-
-    def test_is_what_the_actions_have(self):
-        env = LineEnv(action_space=LOPSIDED)
-        algorithm = model(env, action_noise=(0.0, 0.2, 2000), learning_starts=0, gradient_steps=0, buffer_size=3000)
-        algorithm.learn(3000)
-        noise = stored_actions(algorithm) - greedy_actions(algorithm)
-        first, last = noise[:200], noise[2000:]
-        assert first.std() < 0.02 < 0.18 < last.std() < 0.22
-        assert abs(np.corrcoef(last.T)[0, 1]) < 0.2
-
-    @pytest.mark.parametrize("count", [1, 3])
-    def test_goes_on_where_a_loaded_model_was(self, tmp_path, count):
-        model(action_noise=(0.5, 0.1, 100), gradient_steps=0).learn(50).save(tmp_path / "model")
-        env = DummyVecEnv([LineEnv] * count)
-        again = TD3X.load(tmp_path / "model", env=env).learn(count, reset_num_timesteps=False)
-        assert noise_std(again.action_noise) == pytest.approx(0.3)
-        again.learn(count)
-        assert noise_std(again.action_noise) == 0.5  # another run
-
-    @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-    def test_has_the_shape_of_an_action(self, shape):
-        algorithm = model(LineEnv(action_space=spaces.Box(-1, 1, shape)), action_noise=[1.0, 0, 10])
-        assert algorithm.action_noise().shape == shape
-        algorithm.learn(20)
-        assert np.abs(algorithm.action_noise()).max() == 0
-
-    def test_may_be_set_on_a_model_and_at_load(self, tmp_path):
-        algorithm = model()
-        algorithm.action_noise = (0.4, 0.2, 10)
-        algorithm.save(tmp_path / "model")
-        assert noise_std(algorithm.action_noise) == noise_std(TD3X.load(tmp_path / "model").action_noise) == 0.4
-        assert noise_std(TD3X.load(tmp_path / "model", action_noise=(0.3, 0.2, 10)).action_noise) == 0.3
-
-    @pytest.mark.parametrize(
-        ("nonsense", "message"),
-        [
-            ((0.5, 0.1), r"a number or \(first, last, steps\)"),
-            ((0.5, -0.1, 10), "not be negative"),
-            ((0.5, 0.1, 0), "steps of action_noise"),
-            ((0.5, 0.1, 10.5), "steps of action_noise"),
-            ((0.5, float("nan"), 10), "finite"),
-        ],
-    )
-    def test_nonsense_is_refused(self, nonsense, message):
-        with pytest.raises(ValueError, match=message):
-            model(action_noise=nonsense)
-        algorithm = model()
-        with pytest.raises(ValueError, match=message):
-            algorithm.action_noise = nonsense
 
 
 class TestAutomaticLearningStarts:

@@ -58,7 +58,6 @@ SETTINGS = {
     "normal noise": {"action_noise": NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))},
     "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))},
     "vectorized noise": {"env": lambda: line_envs(2), "action_noise": 0.2, "gradient_steps": -1},
-    "annealed noise": {"action_noise": (0.5, 0.1, 100)},
     "no noise": {"action_noise": None},
     "schedule": {"learning_rate": LinearSchedule(1e-3, 0.0, 1.0)},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},

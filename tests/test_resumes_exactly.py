@@ -52,7 +52,6 @@ class OwnBuffer(ReplayBuffer):
 OWN_CLASS = "three critics with batch norm and dropout"
 SETTINGS = {
     "plain": {},
-    "annealed noise": {"action_noise": (0.5, 0.1, 40)},
     "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.3))},
     "a full buffer": {"buffer_size": 45},
     "one array of observations": {

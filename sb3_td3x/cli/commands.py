@@ -177,7 +177,6 @@ def bench(
     actions: Annotated[int, typer.Option(help="Numbers in an action.")] = 6,
     critics: Annotated[int, typer.Option(help="Number of critics.")] = 2,
     quantiles: Annotated[int, typer.Option(help="Also measure critics with this number of quantiles.")] = 1,
-    embedding_dim: Annotated[int | None, typer.Option(help="Also measure state-action embeddings of this size.")] = None,
     buffer: Annotated[int, typer.Option(help="Transitions in the replay buffer.")] = 100_000,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
@@ -193,7 +192,6 @@ def bench(
     from sb3_td3x.common.validation import check_int
     from sb3_td3x.runs import speed
     from sb3_td3x.runs.experiment import require_device
-    from sb3_td3x.td3x.policies import check_embedding_dim
     from sb3_td3x.td3x.precision import processor
 
     require_device(device)
@@ -204,7 +202,7 @@ def bench(
         raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
     layers = tuple(check_int("net", int(part), minimum=1) for part in net.split(","))
     numbers = {name: check_int(name, value, minimum=1) for name, value in sizes.items()}
-    case = speed.Case(net_arch=layers, embedding_dim=check_embedding_dim(embedding_dim), **numbers)
+    case = speed.Case(net_arch=layers, **numbers)
     th.set_num_threads(check_int("threads", threads, minimum=1))
     check_int("repeats", repeats, minimum=1)
     if out is not None:

@@ -32,7 +32,6 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Episode length", ("rollout/ep_len_mean",), "steps, mean of the last stats_window_size episodes"),
     ("Success rate", ("rollout/success_rate",), "fraction of the last stats_window_size episodes"),
     ("Critic loss", ("train/critic_loss",), "mean over the last call of train"),
-    ("Encoder loss", ("train/encoder_loss",), "of the state-action encoder, mean over the last call of train"),
     ("Actor loss", ("train/actor_loss",), "negative value of the actor's own actions"),
     ("Value and target", ("train/q_mean", "train/target_mean"), "means over a batch"),
     ("Gap between the critics", ("train/twin_gap",), "largest minus smallest critic, mean over a batch"),

@@ -46,7 +46,6 @@ class Case:
     :param n_critics: critics, where the algorithm lets them be chosen
     :param buffer_size: transitions in the full replay buffer
     :param n_quantiles: above 1, TD3X's paths are also measured with critics of so many quantiles
-    :param embedding_dim: 2 or more numbers: TD3X's paths are also measured with these quantiles and state-action embeddings
     """
 
     batch_size: int = 256
@@ -56,7 +55,6 @@ class Case:
     n_critics: int = 2
     buffer_size: int = 100_000
     n_quantiles: int = 1
-    embedding_dim: int | None = None
 
 
 class NoWorld(gym.Env):
@@ -108,9 +106,6 @@ def _networks(case: Case) -> dict[str, dict[str, Any]]:
     """Arguments of each kind of networks that TD3X is measured with, by what is added to the path's name."""
     quantiles = f", {case.n_quantiles} quantiles" if case.n_quantiles > 1 else ""
     kinds: dict[str, dict[str, Any]] = {"": {"n_quantiles": 1}, quantiles: {"n_quantiles": case.n_quantiles}}
-    if case.embedding_dim is not None:
-        embedded = {"n_quantiles": case.n_quantiles, "policy_kwargs": {"embedding_dim": case.embedding_dim}}
-        kinds[f"{quantiles}, embeddings of {case.embedding_dim}"] = embedded
     return kinds
 
 

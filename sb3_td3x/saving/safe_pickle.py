@@ -77,10 +77,7 @@ OBJECTS: dict[str, dict[str, dict[str, tuple[type, ...]]]] = {
         "LinearSchedule": {"start": _NUMBER, "end": _NUMBER, "end_fraction": _NUMBER},
         "FloatSchedule": {"value_schedule": (ConstantSchedule, LinearSchedule)},
     },
-    "sb3_td3x.td3x.exploration": {
-        "ScalarActionNoise": _NOISE,
-        "AnnealedActionNoise": {**_NOISE, "_first": _NUMBER, "_last": _NUMBER, "_steps": _NUMBER},
-    },
+    "sb3_td3x.td3x.exploration": {"ScalarActionNoise": _NOISE},
 }  # fmt: skip
 """
 Classes whose objects a pickle may create, by module, with the types of each attribute: an object has exactly these attributes.

@@ -1,7 +1,7 @@
 """Exploration: noise on the actor's actions, and the number of random actions before the actor acts."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -10,9 +10,6 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from sb3_td3x.common.validation import check_int, check_not_negative
 
 LearningStarts = int | Literal["auto"]
-Annealing = tuple[float, float, int]
-"""The first and the last standard deviation, and the environment steps from one to the other."""
-
 AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, a usual ratio for TD3
 AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
 
@@ -32,14 +29,14 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0)
 
 
 def resolve_action_noise(
-    action_noise: ActionNoise | float | Annealing | None, action_space: spaces.Box, n_envs: int
+    action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
 ) -> ActionNoise | None:
     """
     The value of ``action_noise`` as SB3 uses it.
 
     :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to [-1, 1], independent
-        per step, dimension and environment; ``(first, last, steps)`` goes linearly from first to last over that many
-        environment steps; ``None`` or 0 is no noise; an ``ActionNoise`` is kept and never copied or called here
+        per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is kept and never copied or called
+        here
     :param action_space: the noise must have its shape
     :param n_envs: with several environments SB3's ``VectorizedActionNoise`` holds one copy for each
     :raises ValueError: for negative noise, or noise of another shape than one action
@@ -47,9 +44,10 @@ def resolve_action_noise(
     if action_noise is None:
         return None
     if not isinstance(action_noise, ActionNoise):
-        action_noise = _gaussian(check_noise(action_noise), action_space.shape)
-        if action_noise is None:
+        if (std := check_not_negative("action_noise", action_noise)) == 0:
             return None
+        noise_class = NormalActionNoise if action_space.shape else ScalarActionNoise
+        action_noise = noise_class(np.zeros(action_space.shape), np.full(action_space.shape, std))
     copies = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else []
     base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
@@ -60,27 +58,6 @@ def resolve_action_noise(
     if len(copies) == n_envs > 1:
         return action_noise
     return VectorizedActionNoise(base_noise, n_envs) if n_envs > 1 else base_noise
-
-
-def check_noise(value: Any) -> float | Annealing:
-    """
-    Noise given in numbers.
-
-    :raises ValueError: for a negative standard deviation, or a list other than ``(first, last, steps)``
-    """
-    if not isinstance(value, (list, tuple)):
-        return check_not_negative("action_noise", value)
-    if len(value) != 3:
-        raise ValueError(f"action_noise must be a number or (first, last, steps), not {value!r}")
-    first, last = (check_not_negative("action_noise", std) for std in value[:2])
-    return first, last, check_int("the steps of action_noise", value[2], minimum=1)
-
-
-def _gaussian(noise: float | Annealing, shape: tuple[int, ...]) -> ActionNoise | None:
-    if isinstance(noise, tuple):
-        return AnnealedActionNoise(*noise, shape)
-    noise_class = NormalActionNoise if shape else ScalarActionNoise
-    return noise_class(np.zeros(shape), np.full(shape, noise)) if noise else None
 
 
 def noise_std(action_noise: ActionNoise | None) -> float | None:
@@ -106,36 +83,6 @@ class ScalarActionNoise(NormalActionNoise):
 
     def __call__(self) -> np.ndarray:
         return np.asarray(np.random.normal(self._mu, self._sigma), dtype=self._dtype)
-
-
-class AnnealedActionNoise(ScalarActionNoise):
-    """
-    Gaussian noise whose standard deviation goes linearly from one value to another and then stays, for actions of any shape.
-
-    Call ``anneal`` before sampling; the noise does not track timesteps.
-
-    :param first: standard deviation before the first step, action space scaled to [-1, 1]
-    :param last: standard deviation from ``steps`` on
-    :param steps: environment steps, counted over all environments
-    :param shape: of an action
-    """
-
-    def __init__(self, first: float, last: float, steps: int, shape: tuple[int, ...]):
-        super().__init__(np.zeros(shape), np.full(shape, first))
-        self._first, self._last, self._steps = first, last, steps
-
-    def anneal(self, timesteps: int) -> None:
-        """:param timesteps: environment steps so far"""
-        std = np.interp(timesteps, (0, self._steps), (self._first, self._last))
-        self._sigma = np.full(np.shape(self._mu), std)
-
-
-def anneal(noise: ActionNoise | None, timesteps: int) -> None:
-    """Set the standard deviation of annealed noise, of each environment's copy, for ``timesteps`` environment steps."""
-    parts = [noise.base_noise, *noise.noises] if isinstance(noise, VectorizedActionNoise) else [noise]
-    for part in parts:
-        if isinstance(part, AnnealedActionNoise):
-            part.anneal(timesteps)
 
 
 def check_action_bounds(action_space: spaces.Box) -> None:

@@ -19,7 +19,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.td3x import losses, precision
 from sb3_td3x.td3x.critics import kind_of
-from sb3_td3x.td3x.sale import EmbeddedCritic
 
 
 class UpdateSettings(NamedTuple):
@@ -44,8 +43,6 @@ class Losses(NamedTuple):
     actor: th.Tensor | None = None
     errors: th.Tensor | None = None
     """With ``"lap"``, the TD error of each transition, ``(batch,)``, which its priority follows."""
-    encoder: th.Tensor | None = None
-    """With embeddings, the encoder's loss, which is not part of ``critic``."""
 
 
 Gradients = Sequence[th.Tensor | None]
@@ -69,11 +66,7 @@ def critic_losses(
     else:
         loss = kind.huber_losses(values, target).mean()
         errors = losses.td_errors([value.detach() for value in values], target)
-    if not isinstance(policy.critic, EmbeddedCritic):
-        return loss, Losses(loss.detach(), errors=errors)
-    # No parameter has a gradient of both losses, so one step for the sum is one step for each
-    encoder = policy.critic.encoder_loss(batch.observations, batch.actions, batch.next_observations)
-    return loss + encoder, Losses(loss.detach(), errors=errors, encoder=encoder.detach())
+    return loss, Losses(loss.detach(), errors=errors)
 
 
 def critic_target(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> th.Tensor:
@@ -100,19 +93,9 @@ def trainable(network: BaseModel) -> list[nn.Parameter]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad and parameter in optimized]
 
 
-def target_pairs(policy: TD3Policy) -> list[tuple[nn.Module, nn.Module]]:
-    """Networks that follow another one, each with the one that it follows."""
-    pairs: list[tuple[nn.Module, nn.Module]] = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
-    if isinstance(policy.critic, EmbeddedCritic):
-        pairs.append((policy.critic.slow_encoder, policy.critic.encoder))
-        if any(parameter.requires_grad for parameter in policy.actor.parameters()):  # a frozen actor must not change
-            pairs.append((policy.actor.features_extractor.slow_encoder, policy.critic.encoder.state))  # type: ignore[arg-type]
-    return pairs
-
-
-def is_finite(losses: Sequence[th.Tensor], gradients: Sequence[th.Tensor]) -> bool:
-    """Whether losses and gradients are finite. A sum is the cheapest operation that keeps every NaN and infinity."""
-    return bool(th.isfinite(th.stack([*losses, *[gradient.sum() for gradient in gradients]]).sum()))
+def is_finite(loss: th.Tensor, gradients: Sequence[th.Tensor]) -> bool:
+    """Whether a loss and its gradients are finite. A sum is the cheapest operation that keeps every NaN and infinity."""
+    return bool(th.isfinite(th.stack([loss, *[gradient.sum() for gradient in gradients]]).sum()))
 
 
 def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[th.Tensor]:
@@ -138,7 +121,10 @@ class PolicyTensors:
         self.buffers = dict(policy.named_buffers())
         self.named = {**dict(policy.named_parameters()), **self.buffers}
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
-        pairs = target_pairs(policy)
+        pairs: list[tuple[nn.Module, nn.Module]] = [
+            (policy.critic_target, policy.critic),
+            (policy.actor_target, policy.actor),
+        ]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
         self.statistics = [(_running_statistics(target), _running_statistics(source)) for target, source in pairs]
@@ -206,10 +192,10 @@ class GradientStep:
         undo = self._save_state(with_actor)
         try:
             reported, gradients = self.critic_gradients(batch, noise, settings)
-            self._optimizer_step("critic", [reported.critic, reported.encoder], gradients, settings.max_grad_norm)
+            self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm)
             if with_actor:
                 loss, gradients = self.actor_gradients(batch)
-                self._optimizer_step("actor", [loss], gradients, settings.max_grad_norm)
+                self._optimizer_step("actor", loss, gradients, settings.max_grad_norm)
                 reported = reported._replace(actor=loss)
         except _NonFinite as error:
             undo()
@@ -236,15 +222,13 @@ class GradientStep:
             loss = actor_loss(self.policy, batch)
             return loss.detach(), gradients_of(loss, self.tensors.trained["actor"])
 
-    def _optimizer_step(
-        self, name: str, reported: list[th.Tensor | None], gradients: Gradients, max_norm: float | None
-    ) -> None:
+    def _optimizer_step(self, name: str, loss: th.Tensor, gradients: Gradients, max_norm: float | None) -> None:
         optimizer = self.tensors.networks[name].optimizer
         pairs = zip(self.tensors.trained[name], gradients, strict=True)
         reached = {parameter: _laid_out_like(parameter, gradient) for parameter, gradient in pairs if gradient is not None}
         if not reached:
             return  # the whole network is frozen
-        if not is_finite([loss for loss in reported if loss is not None], [*reached.values()]):
+        if not is_finite(loss, [*reached.values()]):
             raise _NonFinite(name)
         clipped = clip_gradients([*reached.values()], max_norm)
         if _fused_step(optimizer, [*reached], clipped):

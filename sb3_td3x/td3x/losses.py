@@ -125,14 +125,6 @@ def td_errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
     return th.stack([(value.mean(dim=1) - mean_target).abs() for value in values]).amax(dim=0)
 
 
-def avg_l1_norm(values: th.Tensor) -> th.Tensor:
-    """
-    Scale each row so that the mean of its absolute values is 1 (Fujimoto et al. 2023, https://arxiv.org/abs/2306.02451), which
-    keeps embeddings from collapsing to 0 and from growing without bound.
-    """
-    return values / values.abs().mean(dim=-1, keepdim=True).clamp(min=1e-8)
-
-
 def actor_loss(values: th.Tensor) -> th.Tensor:
     """
     Deterministic policy gradient: minimizing this maximizes the critics' mean value.

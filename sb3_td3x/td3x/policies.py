@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
@@ -23,13 +22,12 @@ from torch import nn
 from sb3_td3x.common.validation import AUTO, check_bool, check_int, did_you_mean
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
-from sb3_td3x.td3x import sale
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
-OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False, "embedding_dim": None}
+OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False}
 """Default values of the arguments that SB3's policy does not have."""
 
 TQC_QUANTILES = 25
@@ -41,17 +39,7 @@ WITHOUT_MODES = {
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
-    sale.EmbeddedCritic, sale.EmbeddedQuantileCritic, sale.Encoder, sale.NormalizedHead, sale.ObservationAndEmbedding,
-    sale.StateEncoder,
 }  # fmt: skip
-
-CRITICS: dict[tuple[str, ...], type[ContinuousCritic]] = {
-    ("n_quantiles",): QuantileCritic,
-    ("embedding_dim",): sale.EmbeddedCritic,
-    ("n_quantiles", "embedding_dim"): sale.EmbeddedQuantileCritic,
-}
-"""Classes of critics by the arguments that SB3's critics do not have."""
-
 
 if TYPE_CHECKING:
     class_load = classmethod
@@ -91,9 +79,8 @@ class TD3XPolicy(sb3.TD3Policy):
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :param embedding_dim: size of the state-action embeddings, 2 or more, see ``sale.py``; ``None`` is no embeddings
-    :raises ValueError: for a value outside its range, observations that networks cannot take or that have no vector to
-        normalize, or embeddings with a features extractor that learns
+    :raises ValueError: for a value outside its range, or observations that networks cannot take or that have no vector to
+        normalize
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -114,14 +101,10 @@ class TD3XPolicy(sb3.TD3Policy):
         share_features_extractor: bool = False,
         n_quantiles: int = 1,
         normalize_observations: bool = False,
-        embedding_dim: int | None = None,
     ):
         # Set before SB3's constructor, which makes the networks
         self.normalize_observations = check_bool("normalize_observations", normalize_observations)
         self.n_quantiles = check_int("n_quantiles", n_quantiles, minimum=1)
-        self.embedding_dim = check_embedding_dim(embedding_dim)
-        if share_features_extractor and self.embedding_dim is not None:
-            raise ValueError("actor and critics see different features with embedding_dim: leave out share_features_extractor")
         super().__init__(
             observation_space,
             action_space,
@@ -138,42 +121,12 @@ class TD3XPolicy(sb3.TD3Policy):
         )
         self.look_for_modes()
 
-    def _build(self, lr_schedule: Schedule) -> None:
-        super()._build(lr_schedule)
-        if self.embedding_dim is None:
-            return
-        # Give the actors the critics' encoders, and exclude the target encoders from the optimizers
-        for actor, critic in ((self.actor, self.critic), (self.actor_target, self.critic_target)):
-            extractor = actor.features_extractor
-            if not isinstance(critic, sale.EmbeddedCritic) or not isinstance(extractor, sale.ObservationAndEmbedding):
-                raise ValueError(
-                    f"{type(self).__name__} makes networks of its own: with embedding_dim its make_actor and make_critic have "
-                    "to return what TD3XPolicy's make"
-                )
-            extractor.slow_encoder.load_state_dict(critic.slow_encoder.state.state_dict())
-        for network in (self.actor, self.critic):
-            trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
-            network.optimizer = self.optimizer_class(trainable, lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
-
-    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> sb3.Actor:
-        """Make the actor, which with ``embedding_dim`` sees an embedding in addition to the observation."""
-        if self.embedding_dim is not None:
-            features_extractor = features_extractor or self.make_features_extractor()
-            sale.require_fixed(features_extractor)
-            features_extractor = sale.ObservationAndEmbedding(features_extractor, self.embedding_dim)
-        return super().make_actor(features_extractor)
-
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
-        """Make the critics, of the kind that the policy's arguments ask for."""
-        options: dict[str, Any] = {} if self.n_quantiles == 1 else {"n_quantiles": self.n_quantiles}
-        if self.embedding_dim is not None:
-            features_extractor = features_extractor or self.make_features_extractor()
-            sale.require_fixed(features_extractor)
-            options["embedding_dim"] = self.embedding_dim
-        if not options:
+        """Make the critics: SB3's, or quantile critics."""
+        if self.n_quantiles == 1:
             return super().make_critic(features_extractor)
         arguments = self._update_features_extractor(self.critic_kwargs, features_extractor)
-        return CRITICS[tuple(options)](**arguments, **options).to(self.device)
+        return QuantileCritic(**arguments, n_quantiles=self.n_quantiles).to(self.device)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Make the extractor. With ``normalize_observations`` it follows one normalizer for all networks."""
@@ -188,9 +141,7 @@ class TD3XPolicy(sb3.TD3Policy):
     @property
     def normalizer(self) -> ObservationNormalizer:
         """The module that ``normalize_observations`` adds."""
-        extractor: Any = self.actor.features_extractor
-        normalizes: Any = extractor.extractor if isinstance(extractor, sale.ObservationAndEmbedding) else extractor
-        return normalizes.normalizer
+        return self.actor.features_extractor.normalizer  # type: ignore[return-value]
 
     def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
         """Actions of the environment. SB3's own arithmetic leaves the bounds by a rounding error for some of them."""
@@ -308,7 +259,6 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     if issubclass(policy_class, TD3XPolicy):
         check_bool("normalize_observations", policy_kwargs.get("normalize_observations", False))
         check_net_arch(policy_kwargs.get("net_arch"))
-        check_embedding_dim(policy_kwargs.get("embedding_dim"))
     if policy_kwargs.get("optimizer_kwargs"):
         policy_kwargs = {**policy_kwargs, "optimizer_kwargs": _to_python(policy_kwargs["optimizer_kwargs"])}
     if n_quantiles == 1:
@@ -353,20 +303,13 @@ def check_net_arch(net_arch: Any) -> Any:
     return [check_int("a size in net_arch", size, minimum=1) for size in net_arch]
 
 
-def check_embedding_dim(dim: Any) -> int | None:
-    """``None``, or an integer of 2 or more: a single number would be normalized to 1 or -1."""
-    return None if dim is None else check_int("embedding_dim", dim, minimum=2)
-
-
-def require_fit(policy: BasePolicy, n_quantiles: int, buffer: ReplayBuffer) -> None:
-    """Refuse critics of another number of quantiles, and embeddings, which predict the next state, of a later one."""
+def require_fit(policy: BasePolicy, n_quantiles: int) -> None:
+    """Refuse critics of another number of quantiles: ``ValueError``."""
     if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
         raise ValueError(
             f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
             "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
         )
-    if isinstance(policy.critic, sale.EmbeddedCritic) and getattr(buffer, "n_steps", 1) > 1:
-        raise ValueError("embedding_dim is for returns of one step: leave out n_steps, or set embedding_dim to None")
 
 
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:

@@ -40,6 +40,7 @@ from sb3_td3x.common.validation import (
     check_dropped_quantiles,
     check_int,
     check_learning_rate,
+    check_not_negative,
 )
 from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
@@ -47,7 +48,7 @@ from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_buffer
 from sb3_td3x.td3x import diagnostics, exploration, onnx, policies
 from sb3_td3x.td3x.compiled import Updater, update_path
-from sb3_td3x.td3x.exploration import Annealing, LearningStarts
+from sb3_td3x.td3x.exploration import LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.normalizer import ObservationNormalizer
 from sb3_td3x.td3x.policies import class_load
@@ -128,8 +129,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         that has scalar critics only, such as a subclass of SB3's ``TD3Policy``
     :param top_quantiles_to_drop_per_net: how many of the largest of the target critics' pooled quantiles are left out, for
         each critic: 0 to ``n_quantiles`` - 1. The more, the lower the targets. Without effect with one quantile
-    :param qf_learning_rate: learning rate of the critics, and of the encoder. Defaults to ``learning_rate``
-    :param max_grad_norm: largest 2-norm of the actor's gradient, and of the gradient of all critics (and the encoder)
+    :param qf_learning_rate: learning rate of the critics. Defaults to ``learning_rate``
+    :param max_grad_norm: largest 2-norm of the actor's gradient, and of the gradient of all critics
         together; longer ones are scaled down to it. ``None`` is no bound
     :param prioritization: ``"lap"`` samples transitions with large errors more often (Fujimoto et al. 2020,
         https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
@@ -169,7 +170,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 1,
         gradient_steps: int = 1,
-        action_noise: ActionNoise | float | Annealing | None = 0.1,
+        action_noise: ActionNoise | float | None = 0.1,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         optimize_memory_usage: bool = False,
@@ -281,11 +282,11 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return self.__dict__["action_noise"]
 
     @action_noise.setter
-    def action_noise(self, noise: ActionNoise | float | Annealing | None) -> None:
+    def action_noise(self, noise: ActionNoise | float | None) -> None:
         if hasattr(self, "action_space"):
             noise = exploration.resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
-            exploration.check_noise(noise)
+            check_not_negative("action_noise", noise)
         self.__dict__["action_noise"] = noise
 
     @staticmethod
@@ -308,7 +309,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
-        policies.require_fit(self.policy, self.n_quantiles, self.replay_buffer)
+        policies.require_fit(self.policy, self.n_quantiles)
         if self.n_steps > 1:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
         self._checked_settings = [getattr(self, name) for name in CHECKS]
@@ -348,7 +349,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             transitions.require_as_built(name, getattr(self, name), built[name])
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        policies.require_fit(self.policy, self.n_quantiles, self.replay_buffer)
+        policies.require_fit(self.policy, self.n_quantiles)
         check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         if self.learning_rate != built["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
@@ -446,12 +447,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
-    def _sample_action(
-        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
-    ) -> tuple[np.ndarray, np.ndarray]:
-        exploration.anneal(action_noise, self.num_timesteps)
-        return super()._sample_action(learning_starts, action_noise, n_envs)
-
     def _store_transition(
         self,
         replay_buffer: ReplayBuffer,
@@ -503,7 +498,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self._n_updates = max(self._n_updates, updater.last_good)
             self._updates_since_load = updater.updates_made
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in ("critic", "actor", "encoder"):
+        for name in ("critic", "actor"):
             values = [value for update in losses if (value := getattr(update, name)) is not None]
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())

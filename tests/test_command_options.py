@@ -90,6 +90,7 @@ class TestOptions:
 
     def test_weights_and_biases_gets_the_log(self, heard, monkeypatch, tmp_path):
         pytest.importorskip("wandb", reason="wandb is not installed")
+        monkeypatch.setenv("WANDB_SERVICE", "")  # wandb sets it for child processes; later tests do not inherit it
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_SILENT", "true")
         heard(*PENDULUM, "--steps", 100, "--track", "wandb")

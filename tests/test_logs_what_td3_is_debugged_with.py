@@ -235,7 +235,8 @@ import wandb
 from wandb.integration.sb3 import WandbCallback
 from tests.tools import model
 
-wandb.tensorboard.patch(root_logdir="tensorboard/TD3X_1")  # what sync_tensorboard=True does after waiting ten seconds for a root
+# As sync_tensorboard=True does, without its wait of ten seconds for a second log directory
+wandb.tensorboard.patch(root_logdir="tensorboard/TD3X_1")
 run = wandb.init(project="td3x", mode="offline")
 model(tensorboard_log="tensorboard").learn(130, WandbCallback(model_save_path="models"), log_interval=1)
 assert run.config["algo"] == "TD3X" and run.config["batch_size"] == 8

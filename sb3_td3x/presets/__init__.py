@@ -8,9 +8,9 @@ this module does not import torch: a wrong setting is reported at once.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
 
-OPTIONS = (
-    "env", "steps", "seed", "preset", "n_envs", "eval_freq", "eval_episodes", "save_freq", "device", "threads", "out",
-    "env_kwargs",
-)  # fmt: skip
-"""Options of the command and keys of study files. ``--set`` does not change them."""
-
 MODEL_KEYS = (
     "learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq", "gradient_steps",
     "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps", "policy_delay",
@@ -46,36 +40,29 @@ MODEL_KEYS = (
 )  # fmt: skip
 """The keyword arguments of ``TD3X`` that a preset may set."""
 
+OPTIONS = {"n_timesteps": "steps", "n_envs": "n-envs", "seed": "seed", "device": "device", "env_kwargs": "env-kwargs"}
+"""Keys that ``--set`` does not change, and the options of the command that do."""
+
 MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")
 """Keys whose values are mappings of names to values."""
 
-NORMALIZE: dict[str, Callable[[str, Any], Any]] = {
+NORMALIZE: dict[str, Callable[[str, Any], Any] | None] = {
     "norm_obs": check_bool, "norm_reward": check_bool, "gamma": check_probability, "clip_obs": check_positive,
-    "clip_reward": check_positive, "epsilon": check_positive,
-    "norm_obs_keys": lambda name, value: value,
+    "clip_reward": check_positive, "epsilon": check_positive, "norm_obs_keys": None,
 }  # fmt: skip
 """``VecNormalize``'s arguments, which rl-zoo3's key ``normalize`` may hold, and their checks."""
 
-_CLASSES: dict[str, dict[str, str]] = {
-    "activation_fn": {name: f"torch.nn:{name}" for name in ("ReLU", "ELU", "GELU", "LeakyReLU", "SiLU", "Tanh")},
-    "optimizer_class": {name: f"torch.optim:{name}" for name in ("Adam", "AdamW", "RMSprop", "SGD")},
-    "features_extractor_class": {
-        name: f"stable_baselines3.common.torch_layers:{name}"
-        for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
-    },
-    "replay_buffer_class": {
-        **{
-            name: f"stable_baselines3.common.buffers:{name}"
-            for name in ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer")
-        },
-        "HerReplayBuffer": "stable_baselines3:HerReplayBuffer",
-    },
-    "env_wrapper": {
-        "sb3_contrib.common.wrappers.TimeFeatureWrapper": "sb3_contrib.common.wrappers:TimeFeatureWrapper",
-        "gymnasium.wrappers.FlattenObservation": "gymnasium.wrappers:FlattenObservation",
-        "gymnasium.wrappers.RescaleAction": "gymnasium.wrappers:RescaleAction",
-    },
-}
+CLASSES = {
+    "activation_fn": ("torch.nn.", ("ReLU", "ELU", "GELU", "LeakyReLU", "SiLU", "Tanh")),
+    "optimizer_class": ("torch.optim.", ("Adam", "AdamW", "RMSprop", "SGD")),
+    "features_extractor_class": ("stable_baselines3.common.torch_layers.",
+                                 ("FlattenExtractor", "NatureCNN", "CombinedExtractor")),
+    "replay_buffer_class": ("stable_baselines3.common.off_policy_algorithm.",
+                            ("ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer", "HerReplayBuffer")),
+    "env_wrapper": ("", ("sb3_contrib.common.wrappers.TimeFeatureWrapper", "gymnasium.wrappers.FlattenObservation",
+                         "gymnasium.wrappers.RescaleAction")),
+}  # fmt: skip
+"""By key: the module of the classes that a preset may name, and their names in it."""
 
 
 def names() -> list[str]:
@@ -112,8 +99,7 @@ def table(name: str) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"the preset {name} must map environments (or default) to their settings")
     for key in (key for entry in content.values() for key in entry):
-        if key not in (*RUN_KEYS, *MODEL_KEYS):
-            raise ValueError(f"{name}: there is no setting {key!r}{did_you_mean(str(key), (*RUN_KEYS, *MODEL_KEYS))}")
+        _require_known(key, name)
     return {env_id: {**table("default")["default"], **entry} for env_id, entry in content.items()}
 
 
@@ -125,34 +111,32 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
     :param assignments: values are YAML; ``policy_kwargs.net_arch=[64,64]`` sets one value inside a mapping
     :raises ValueError: for an unknown key (with the nearest ones) or a text that is no assignment
     """
-    result = dict(entry)
+    settings = dict(entry)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        outer, dot, inner = key.strip().partition(".")
+        name, dot, part = key.strip().partition(".")
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
-        _require_known(outer)
+        if name in OPTIONS:
+            raise ValueError(f"{name} is not changed by --set: use the option --{OPTIONS[name]}, or the study file's own key")
+        _require_known(name, "--set")
         value = parse(text)
-        if dot and outer not in (*MAPPINGS, "normalize"):
-            raise ValueError(f"{outer} is a single value: {outer}={text}")
-        before = result.get(outer)
-        if dot:  # `normalize: true` stands for the defaults
-            value = {**_mapping(outer, None if isinstance(before, bool) else before), inner: value}
-        result[outer] = value
-        if outer == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
-            result = {k: v for k, v in result.items() if k not in ("noise_type", "noise_std")}
-    return result
+        if dot:
+            if name not in (*MAPPINGS, "normalize"):
+                raise ValueError(f"{name} is a single value: {name}={text}")
+            mapping = settings.get(name)
+            # `normalize: true` stands for the defaults
+            value = {**({} if isinstance(mapping, bool) else _mapping(name, mapping)), part: value}
+        settings[name] = value
+        if name == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
+            settings = {key: value for key, value in settings.items() if key not in ("noise_type", "noise_std")}
+    return settings
 
 
-def _require_known(name: str) -> None:
-    option = "steps" if name == "n_timesteps" else name
-    if option in OPTIONS:
-        raise ValueError(
-            f"{name} is not changed by --set: the option is --{option.replace('_', '-')}, in a study file the key {option}"
-        )
-    known = [*RUN_KEYS, *MODEL_KEYS]
-    if name not in known:
-        raise ValueError(f"there is no setting {name!r}{did_you_mean(name, known)}")
+def _require_known(key: Any, source: str) -> None:
+    known = (*RUN_KEYS, *MODEL_KEYS)
+    if key not in known:
+        raise ValueError(f"{source}: there is no setting {key!r}{did_you_mean(str(key), known)}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
@@ -165,11 +149,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def check(entry: Mapping[str, Any]) -> None:
-    """
-    Check every value that can be checked without torch and without the environment.
-
-    :raises ValueError: for the first value that is not valid
-    """
+    """Check what can be checked without torch and the environment; ``ValueError`` for the first invalid value."""
     if not isinstance(entry["policy"], str):
         raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
     for name, value in entry.items():
@@ -180,7 +160,7 @@ def check(entry: Mapping[str, Any]) -> None:
     _require_noise(entry.get("noise_type", "normal"), entry.get("noise_std", 0.0))
     for name in MAPPINGS:
         for key, value in _mapping(name, entry.get(name)).items():
-            if key in _CLASSES:
+            if key in CLASSES:
                 _require_listed(key, value)
     for name, _ in _wrappers(entry.get("env_wrapper")):
         _require_listed("env_wrapper", name)
@@ -208,7 +188,7 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
     for name in (key for key in MAPPINGS if key in arguments):
         values = _mapping(name, arguments[name])
-        arguments[name] = {key: known_class(key, value) if key in _CLASSES else value for key, value in values.items()}
+        arguments[name] = {key: known_class(key, value) if key in CLASSES else value for key, value in values.items()}
     return arguments
 
 
@@ -242,20 +222,14 @@ def _linear_start(name: str, text: str) -> float:
 
 
 def _require_listed(key: str, name: Any) -> None:
-    if not isinstance(name, str) or name not in _CLASSES[key]:
-        raise ValueError(f"{key} can be {', '.join(_CLASSES[key])}, not {name!r}")
+    if name not in CLASSES[key][1]:
+        raise ValueError(f"{key} can be {', '.join(CLASSES[key][1])}, not {name!r}")
 
 
 def known_class(key: str, name: Any) -> Any:
-    """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not listed."""
+    """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not listed in ``CLASSES``."""
     _require_listed(key, name)
-    module, _, attribute = _CLASSES[key][name].partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def replay_buffers() -> dict[str, Any]:
-    """The classes that ``replay_buffer_class`` may name."""
-    return {name: known_class("replay_buffer_class", name) for name in _CLASSES["replay_buffer_class"]}
+    return resolve_name(CLASSES[key][0] + name)
 
 
 def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
@@ -268,28 +242,21 @@ def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def wrap(env: "gym.Env", wrapper: Any) -> "gym.Env":
-    """
-    :param env: one environment
-    :param wrapper: rl-zoo3's ``env_wrapper``: a name, ``{name: keyword arguments}``, or a list of them, innermost first
-    :raises ValueError: for a wrapper that is not listed
-    """
+    """Wrap one environment as rl-zoo3's ``env_wrapper`` says; ``ValueError`` for a wrapper that is not listed."""
     for name, arguments in _wrappers(wrapper):
         env = known_class("env_wrapper", name)(env, **arguments)
     return env
 
 
-def check_normalize(normalize: Any) -> bool | dict[str, Any] | None:
-    """
-    :return: rl-zoo3's key ``normalize`` unchanged
-    :raises ValueError: for a text such as ``"none"``, which would count as on, or arguments that ``VecNormalize`` lacks
-    """
-    if not isinstance(normalize, (bool, dict, type(None))):
-        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {normalize!r}")
-    for name, value in normalize.items() if isinstance(normalize, dict) else ():
+def check_normalize(setting: Any) -> None:
+    """``ValueError`` for a text such as ``"none"``, which would count as on, and for arguments that ``VecNormalize`` lacks."""
+    if not isinstance(setting, (bool, dict, type(None))):
+        raise ValueError(f"normalize must be true, false or a mapping of VecNormalize's arguments, not {setting!r}")
+    for name, value in setting.items() if isinstance(setting, dict) else ():
         if name not in NORMALIZE:
             raise ValueError(f"normalize has no {name!r}{did_you_mean(str(name), NORMALIZE)}")
-        NORMALIZE[name](f"normalize.{name}", value)
-    return normalize
+        if check_value := NORMALIZE[name]:
+            check_value(f"normalize.{name}", value)
 
 
 def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float, training: bool = True) -> "VecEnv":
@@ -300,7 +267,8 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
     :param gamma: discount factor of the return that rewards are scaled by
     :param training: whether the statistics follow the data; rewards of evaluations are never normalized
     """
-    if not check_normalize(setting):
+    check_normalize(setting)
+    if not setting:
         return env
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.vec_env import VecNormalize
@@ -308,11 +276,9 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
     arguments = {"gamma": gamma, **(setting if isinstance(setting, dict) else {})}
     if not training:
         arguments["norm_reward"] = False
-    normalized = VecNormalize(env, training=training, **arguments)
-    if BaseAlgorithm._wrap_env(normalized, monitor_wrapper=False) is normalized:
-        return normalized
-    # SB3 would transpose images outside of it, and store them as they were (its issue #819)
-    return VecNormalize(BaseAlgorithm._wrap_env(env, monitor_wrapper=False), training=training, **arguments)
+    # Otherwise SB3 transposes images outside of VecNormalize, and stores them as they were before (its issue #819)
+    env = BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
+    return VecNormalize(env, training=training, **arguments)
 
 
 def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
@@ -325,15 +291,13 @@ def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
 
 
 def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> None:
-    """
-    :raises ValueError: if an environment made elsewhere lacks a wrapper or the normalization that an entry asks for
-    """
+    """``ValueError`` if an environment made elsewhere lacks a wrapper or the normalization that an entry asks for."""
     from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
     for name, _ in _wrappers(entry.get("env_wrapper")):
         if not all(env.env_is_wrapped(known_class("env_wrapper", name))):
             raise ValueError(f"the preset asks for the wrapper {name}: put it around the environment, or set env_wrapper=None")
-    if check_normalize(entry.get("normalize")) and unwrap_vec_normalize(env) is None:
+    if entry.get("normalize") and unwrap_vec_normalize(env) is None:
         raise ValueError("the preset asks for VecNormalize: put it around the environment, or set normalize=False")
 
 

@@ -1,8 +1,8 @@
 """
-TD3X in rl-zoo3 under the name ``td3x``.
+TD3X in rl-zoo3, under the name ``td3x``.
 
-``python -m sb3_td3x.zoo train --algo td3x ...`` registers TD3X and hands over to rl-zoo3's script of that name. rl-zoo3's own
-commands know it where a ``custom_envs.py`` calls ``register``: rl-zoo3 imports a module of that name if there is one.
+``python -m sb3_td3x.zoo train --algo td3x ...`` registers TD3X and runs rl-zoo3's script of that name. rl-zoo3's own commands
+accept ``--algo td3x`` if a module ``custom_envs.py``, which rl-zoo3 imports where there is one, calls ``register``.
 """
 
 from importlib.util import find_spec
@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 def register() -> None:
     """
-    Make rl-zoo3 know TD3X in this process: as an algorithm, for its search of hyper-parameters, and by the names of buffers.
+    Register TD3X with rl-zoo3 in this process: the algorithm, its search space and the names of buffers.
 
-    To be called before a script of rl-zoo3 reads its arguments. Calling it again changes nothing.
+    Call it before a script of rl-zoo3 reads its arguments. Calling it twice changes nothing.
 
     :raises ImportError: if rl-zoo3 is not installed
     """
@@ -28,6 +28,6 @@ def register() -> None:
     ALGOS[ALGORITHM] = TD3X
     hyperparams_opt.HYPERPARAMS_SAMPLER[ALGORITHM] = tuning.sample
     hyperparams_opt.HYPERPARAMS_CONVERTER[ALGORITHM] = tuning.convert
-    # rl-zoo3 evaluates `replay_buffer_class: "NStepReplayBuffer"` in this module, which imports HerReplayBuffer alone
-    for name, buffer in presets.replay_buffers().items():
-        setattr(exp_manager, name, buffer)
+    # rl-zoo3 evaluates the text of `replay_buffer_class` in this module, which imports HerReplayBuffer only
+    for name in presets.CLASSES["replay_buffer_class"][1]:
+        setattr(exp_manager, name, presets.known_class("replay_buffer_class", name))

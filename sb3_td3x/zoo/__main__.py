@@ -14,7 +14,7 @@ SCRIPTS = {
 
 
 def main() -> None:
-    """Read the script's name, register TD3X, and let rl-zoo3 read the other arguments."""
+    """Register TD3X and run the script, which parses all arguments but the first."""
     parser = argparse.ArgumentParser("python -m sb3_td3x.zoo", description="rl-zoo3's scripts, with --algo td3x.")
     parser.add_argument("script", choices=SCRIPTS, help="what to run; SCRIPT --help lists its options")
     parser.add_argument("arguments", nargs="...", help="the script's options")
@@ -24,20 +24,20 @@ def main() -> None:
     except ImportError as error:
         parser.error(str(error))
     sys.argv[1:] = with_our_preset(sys.argv[2:]) if script == "train" else sys.argv[2:]
-    # What `python -m rl_zoo3.plots.all_plots` says too: importing rl_zoo3.plots has imported the script already
+    # Importing rl_zoo3.plots imports the script; `python -m rl_zoo3.plots.all_plots` gives the same warning
     warnings.filterwarnings("ignore", "'rl_zoo3.* found in sys.modules", RuntimeWarning)
     runpy.run_module(SCRIPTS[script], run_name="__main__", alter_sys=True)
 
 
 def with_our_preset(arguments: list[str]) -> list[str]:
-    """Arguments of ``train`` with the preset ``default`` as the file of hyper-parameters, where TD3X has been given none."""
+    """Add the preset ``default`` as the hyperparameter file if the arguments of ``train`` name TD3X and no file."""
     from sb3_td3x.results.run_dir import ALGORITHM
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo")
     parser.add_argument("-conf", "--conf-file")
-    given, _ = parser.parse_known_args(arguments)
-    if given.algo != ALGORITHM or given.conf_file is not None:
+    options, _ = parser.parse_known_args(arguments)
+    if options.algo != ALGORITHM or options.conf_file is not None:
         return arguments
     return [*arguments, "--conf-file", "sb3_td3x.zoo.hyperparams"]
 

@@ -4,7 +4,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ PRINTED = "output.log"
 """What a run of a study prints, attempt by attempt."""
 
 
-@dataclass(frozen=True)
 class RunDir:
     """
     Paths inside ``<out>/td3x/<env id>_<n>``.
@@ -35,8 +34,21 @@ class RunDir:
     :param env_id: the environment's registered name; parts of the layout carry it
     """
 
-    path: Path
-    env_id: str
+    def __init__(self, path: Path, env_id: str):
+        self.path, self.env_id = path, env_id
+        self.settings = path / file_name(env_id)
+        self.config_file = self.settings / "config.yml"
+        self.args_file = self.settings / ARGUMENTS
+        self.normalization = self.settings / "vecnormalize.pkl"  # the last statistics, where rl-zoo3 looks for them
+        self.best_normalization = self.settings / "vecnormalize_best.pkl"  # those when the best model was saved
+        self.checkpoints = path / "checkpoint"
+        self.log = path / "progress.csv"  # of SB3's logger
+        self.evaluations = path / EVALUATIONS
+        self.best_model = path / "best_model.zip"
+        self.last_model = path / f"{file_name(env_id)}.zip"
+        self.curve = path / "curve.png"
+        self.video = path / "video" / "best_model.mp4"
+        self.report = path / "report.html"
 
     @classmethod
     def create(cls, out: Path, env_id: str) -> "RunDir":
@@ -46,19 +58,15 @@ class RunDir:
         :raises OSError: if it cannot be written
         """
         parent = files.make_folder(out / ALGORITHM)
-        number = max((number for number, _ in _numbered(parent, env_id)), default=0) + 1
+        number = 1 + max((number for number, _ in _numbered(parent, env_id)), default=0)
         while True:  # another run may take the number first
+            path = parent / f"{file_name(env_id)}_{number}"
             try:
-                (parent / f"{file_name(env_id)}_{number}").mkdir()
+                path.mkdir()
                 files.flush(parent)
-                return cls(parent / f"{file_name(env_id)}_{number}", env_id)
+                return cls(path, env_id)
             except FileExistsError:
                 number += 1
-
-    @classmethod
-    def at(cls, path: Path, env_id: str) -> "RunDir":
-        """A folder of the caller's choice, made if needed."""
-        return cls(files.make_folder(path), env_id)
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
@@ -67,24 +75,20 @@ class RunDir:
         """
         if not path.exists():
             raise ValueError(f"there is no folder {path}")
-        candidates = _argument_files(path)
-        if not candidates:
-            inside = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
-            near = (
-                f"; its run is {path.parent}"
-                if cls.is_at(path.parent)
-                else f"; runs in it: {', '.join(inside)}" * bool(inside)
-            )
-            raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){near}")
-        env_id = read_settings(candidates[0]).get("env")
-        if not isinstance(env_id, str):
-            raise ValueError(f"{candidates[0]} names no environment")
-        return cls(path, env_id)
+        for arguments in sorted(path.glob(f"*/{ARGUMENTS}")):
+            env_id = read_settings(arguments).get("env")
+            if not isinstance(env_id, str):
+                raise ValueError(f"{arguments} names no environment")
+            if file_name(env_id) == arguments.parent.name:  # not the arguments of a download from the Hub, at its top
+                return cls(path, env_id)
+        runs = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
+        hint = f"; runs in it: {', '.join(runs)}" if runs else f"; its run is {path.parent}" if cls.is_at(path.parent) else ""
+        raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){hint}")
 
     @staticmethod
     def is_at(path: Path) -> bool:
-        """Whether a folder is that of a run."""
-        return bool(_argument_files(path))
+        """Whether a folder holds settings as that of a run does; ``open`` reads them."""
+        return any(path.glob(f"*/{ARGUMENTS}"))
 
     @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
@@ -92,105 +96,34 @@ class RunDir:
         runs = [cls(path, env_id) for _, path in sorted(_numbered(out / ALGORITHM, env_id))]
         return [run for run in runs if run.args_file.is_file()]
 
-    @property
-    def checkpoints(self) -> Path:
-        """What ``td3x train --resume`` reads."""
-        return self.path / "checkpoint"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / file_name(self.env_id)
-
-    @property
-    def config_file(self) -> Path:
-        return self.settings / "config.yml"
-
-    @property
-    def args_file(self) -> Path:
-        return self.settings / ARGUMENTS
-
-    @property
-    def normalization(self) -> Path:
-        return self.settings / "vecnormalize.pkl"
-
-    @property
-    def best_normalization(self) -> Path:
-        """The statistics when the best model was saved; ``normalization`` has the last, where rl-zoo3 looks for them."""
-        return self.settings / "vecnormalize_best.pkl"
-
-    @property
-    def log(self) -> Path:
-        """SB3's log of the training, one line per dump."""
-        return self.path / "progress.csv"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / EVALUATIONS
-
-    @property
-    def best_model(self) -> Path:
-        return self.path / "best_model.zip"
-
-    @property
-    def last_model(self) -> Path:
-        return self.path / f"{self.settings.name}.zip"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "curve.png"
-
-    @property
-    def video(self) -> Path:
-        return self.path / "video" / "best_model.mp4"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
     def model(self) -> Path:
         """
         The model to show: the best of the evaluations, else the last.
 
         :raises ValueError: if the run has none yet
         """
-        for candidate in (self.best_model, self.last_model):
-            if candidate.is_file():
-                return candidate
+        for path in (self.best_model, self.last_model):
+            if path.is_file():
+                return path
         raise ValueError(f"{self.path} holds no model yet")
 
     def model_normalization(self) -> Path | None:
-        """
-        The statistics that belong to ``model``, ``None`` for a run without normalization.
-
-        :raises ValueError: if the run has no model yet
-        """
+        """The statistics that belong to ``model``; ``None`` for a run without normalization."""
         best = self.model() == self.best_model and self.best_normalization.is_file()
         path = self.best_normalization if best else self.normalization
         return path if path.is_file() else None
 
     def require_no_links(self) -> None:
-        """
-        For runs that are not trusted and about to be written to.
-
-        :raises ValueError: for a link to something outside of the folder
-        """
-        for path in self.path.rglob("*"):
-            if path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve()):
-                raise ValueError(
-                    f"{path} leads out of the run's folder: if you trust the run, say so with trust=True (--trust)"
-                )
+        """``ValueError`` for a link that leads out of the folder: for runs that are not trusted and about to be written to."""
+        if link := files.link_out_of(self.path):
+            raise ValueError(f"{link} leads out of the run's folder: if you trust the run, say so with trust=True (--trust)")
 
     def require_no_run(self) -> None:
-        """
-        :raises ValueError: unless the folder is empty or holds what is left of a run that never made a checkpoint
-        """
+        """``ValueError`` unless the folder is empty or holds what is left of a run that never made a checkpoint."""
         if any(self.checkpoints.glob("[!.]*_steps*")):
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
-        ours = (LOCK, PRINTED)
-        others = [
-            path for path in self.path.iterdir() if path.name not in ours and not path.name.startswith((".", f"{LOCK}."))
-        ]
-        if others and not self._is_ours():
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", f"{LOCK}."))}
+        if names - {LOCK, PRINTED} and not self._is_ours():
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
 
     def _is_ours(self) -> bool:
@@ -201,27 +134,26 @@ class RunDir:
             return False
 
     def clear(self) -> None:
-        """Remove the files that a run writes, if there is one; the arguments last, which tell that the rest is a run's."""
+        """Remove what a run has written; the arguments last, because they tell that the other files are a run's."""
         if not self._is_ours():
             return
-        patterns = ("*.monitor.csv", "events.out.tfevents.*")
-        chunks = self.checkpoints / "replay"
         for partial in self.checkpoints.glob(".*_steps*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
+        chunks = self.checkpoints / "replay"
         written = [
-            *chunks.glob("transitions_*"), *chunks.glob(".transitions_*"),
-            self.normalization, self.best_normalization, self.log, self.evaluations, self.path / SCORES, self.best_model,
-            self.last_model, self.curve, self.video, *(path for pattern in patterns for path in self.path.glob(pattern)),
-            self.config_file, self.args_file,
+            *chunks.glob("transitions_*"), *chunks.glob(".transitions_*"), *self.path.glob("*.monitor.csv"),
+            *self.path.glob("events.out.tfevents.*"), self.path / SCORES, self.normalization, self.best_normalization,
+            self.log, self.evaluations, self.best_model, self.last_model, self.curve, self.video, self.config_file,
+            self.args_file,
         ]  # fmt: skip
         for path in written:
             path.unlink(missing_ok=True)
         for folder in (chunks, self.checkpoints, self.video.parent, self.settings):
-            if folder.is_dir() and not any(folder.iterdir()):
+            with suppress(OSError):  # other files are in it
                 folder.rmdir()
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        """:param config: the hyperparameters as used; :param arguments: the command's arguments."""
+        """Write the hyperparameters as used, and the command's arguments."""
         files.make_folder(self.settings)
         for path, content in ((self.args_file, arguments), (self.config_file, config)):
             files.write(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
@@ -243,7 +175,7 @@ class RunDir:
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """
         :return: timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``
-        :raises ValueError: if the run has not been evaluated yet
+        :raises ValueError: if the run has not been evaluated yet, or its file is damaged
         """
         if not self.evaluations.is_file():
             every = self.arguments().get("eval_freq")
@@ -254,8 +186,8 @@ class RunDir:
             steps, results = arrays["timesteps"], arrays["results"]
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{self.evaluations} cannot be read: {error}") from error
-        are_numbers = all(values.dtype.kind in "fiu" for values in (steps, results)) and np.isfinite(steps).all()
-        if results.ndim != 2 or results.size == 0 or steps.shape != results.shape[:1] or not are_numbers:
+        are_numbers = steps.dtype.kind in "fiu" and results.dtype.kind in "fiu" and np.isfinite(steps).all()
+        if not are_numbers or results.ndim != 2 or not results.size or steps.shape != results.shape[:1]:
             raise ValueError(f"{self.evaluations} holds no evaluations")
         return steps, results
 
@@ -266,38 +198,19 @@ def _numbered(parent: Path, env_id: str) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
-def _argument_files(path: Path) -> list[Path]:
-    """In a folder named after the environment. A run from the Hub has them at its top: the folder around it is no run."""
-
-    def is_named_so(file: Path) -> bool:
-        try:
-            env_id = read_settings(file).get("env")
-        except ValueError:
-            return True  # `open` says what is wrong with it
-        return not isinstance(env_id, str) or file_name(env_id) == file.parent.name
-
-    return [file for file in sorted(path.glob(f"*/{ARGUMENTS}")) if is_named_so(file)]
-
-
 class _Loader(yaml.SafeLoader):
     """Plain YAML, and the ordered mappings and tuples that rl-zoo3 writes; no other class is built."""
 
 
-def _ordered_mapping(loader: _Loader, node: yaml.SequenceNode) -> dict[str, Any]:
-    (pairs,) = loader.construct_sequence(node, deep=True)
-    return dict(pairs)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_mapping)
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: tuple(loader.construct_sequence(node)))  # type: ignore[arg-type]
+for _name, _construct in {
+    "object/apply:collections.OrderedDict": lambda loader, node: dict(*loader.construct_sequence(node, deep=True)),
+    "tuple": lambda loader, node: tuple(loader.construct_sequence(node)),
+}.items():
+    _Loader.add_constructor(f"tag:yaml.org,2002:python/{_name}", _construct)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """
-    A file of settings, which anybody may have written: only plain values are built.
-
-    :raises ValueError: for a missing file, or one that is no mapping or names a class that is not listed
-    """
+    """A file of settings, which may be untrusted; ``ValueError`` unless it is a mapping of plain values."""
     if not path.is_file():
         raise ValueError(f"a part of the run is missing: {path}")
     try:

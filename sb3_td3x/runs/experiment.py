@@ -83,7 +83,10 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         settings.require_continuous(experiment.env_id, evaluation_env.action_space)
         if entry["policy"] == "MlpPolicy" and not experiment.chooses_policy:
             entry["policy"] = policies.name_for(evaluation_env.observation_space)
-        folder = RunDir.create(experiment.out, experiment.env_id) if path is None else RunDir.at(path, experiment.env_id)
+        if path is None:
+            folder = RunDir.create(experiment.out, experiment.env_id)
+        else:
+            folder = RunDir(files.make_folder(path), experiment.env_id)
         written = resources.enter_context(ExitStack())
         written.callback(_remove, folder, path is None)
         lock = resources.enter_context(RunLock(folder.path))

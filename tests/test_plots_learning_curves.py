@@ -35,27 +35,6 @@ class TestReading:
         assert (one.steps.tolist(), one.mean.tolist(), one.seconds.tolist()) == ([100, 200, 300], [1, 3, 5], [2, 4, 6])
         assert [found.seed for found in scores.read([tmp_path, second])] == [0, 1]  # named twice, counts once
 
-    def test_a_copy_of_a_run_is_not_another_seed(self, tmp_path):
-        first, copy = table(tmp_path / "a.csv"), table(tmp_path / "copy.csv", values=(1 + 1e-9, 3, 5))
-        assert len(scores.read([first, copy])) == 1
-        assert len(scores.read([first, table(tmp_path / "other.csv", values=(1, 3, 6))])) == 2
-
-    def test_a_copy_from_before_the_run_went_on_is_not_another_seed_either(self, tmp_path):
-        places = [table(tmp_path / f"{name}.csv", values=values) for name, values in (("old", (1, 2)), ("new", (1, 2, 3)))]
-        for order in (places, places[::-1]):
-            (one,) = scores.read(order)
-            assert one.mean.tolist() == [1, 2, 3]
-
-    def test_a_run_with_other_settings_whose_first_scores_coincide_is_not_a_copy(self, tmp_path):
-        first, second = (evaluated(tmp_path, seed=0) for _ in range(2))
-        assert len(scores.read([first.path, second.path])) == 1
-        second.write_settings({"tau": 0.005, "n_timesteps": 900}, second.arguments())  # as a run that was extended
-        assert len(scores.read([first.path, second.path])) == 1
-        second.write_settings({"tau": 0.01}, second.arguments())
-        assert [one.label for one in scores.read([first.path, second.path])] == [
-            "TD3X default tau=0.005", "TD3X default tau=0.01",
-        ]  # fmt: skip
-
     def test_a_seed_may_be_written_as_pandas_writes_it(self, tmp_path):
         assert scores.read([table(tmp_path / "a.csv", seed="1.0")])[0].seed == 1
 
@@ -105,7 +84,7 @@ class TestReading:
         run = evaluated(tmp_path, 0)
         shutil.rmtree(run.settings)
         (run.path / "0.monitor.csv").write_text("#{}\nr,l,t\n")
-        with pytest.raises(ValueError, match=r"settings of .* are missing: <environment>/args\.yml"):
+        with pytest.raises(ValueError, match=r"is not a run: it holds no settings \(<environment>/args\.yml"):
             scores.read([run.path])
 
     def test_a_copy_from_the_hub_does_not_make_a_run_of_the_folder_around_it(self, tmp_path):
@@ -174,8 +153,8 @@ class TestCurves:
             for setting in ("one", "two"):
                 table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
         picture = plots.figure(scores.read([tmp_path]), ("steps", "time"))
-        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"] * 2
-        assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time (seconds)"]
+        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0", "all 2 environments"] * 2
+        assert [axes.get_xlabel() for axes in picture.axes][2:4] == ["environment steps", "wall-clock time (seconds)"]
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
 
@@ -233,14 +212,14 @@ class TestInterquartileMean:
         return scores.read([tmp_path])
 
     def test_is_that_of_scores_on_one_scale(self, four):
-        panel = plots.figure(four, with_iqm=True).axes[-1]
+        panel = plots.figure(four).axes[-1]
         (line,) = panel.lines
         # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
         assert line.get_ydata()[1] == pytest.approx((1 / 4 + 2 / 5) / 2)  # of 1/5, 1/4, 2/5 and 1/2
         assert panel.get_title("left") == "all 2 environments"
         caption = panel.figure.get_supxlabel()
         assert "0 and 1 are the lowest and highest score" in caption
-        assert "only in some environments: TD3X half" in caption
+        assert "not in the IQM, which needs all environments with steps in common: TD3X half" in caption
 
     def test_is_scipys_trimmed_mean_and_its_interval_that_of_a_bootstrap_over_seeds(self):
         stats = pytest.importorskip("scipy.stats")
@@ -256,16 +235,15 @@ class TestInterquartileMean:
         quick, slow = table(tmp_path / "a.csv", "A-v0", pace=1.0), table(tmp_path / "b.csv", "B-v0", pace=10.0)
         for place, env in ((quick, "A-v0"), (slow, "B-v0")):
             table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
-        picture = plots.figure(scores.read([tmp_path]), ("time",), with_iqm=True)
+        picture = plots.figure(scores.read([tmp_path]), ("time",))
         assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
         caption = picture.get_supxlabel()
-        assert "not in the IQM, as the environments have no time in common: TD3X default" in caption
-        assert "in the IQM without an interval, as there is one run: TD3X even" in caption
+        assert "not in the IQM, which needs all environments with time in common: TD3X default" in caption
 
     def test_has_no_panel_where_no_setting_is_in_all_environments(self, tmp_path):
         for env in ("A-v0", "B-v0"):
             table(tmp_path / f"{env}.csv", env, setting=f"only {env}")
-        picture = plots.figure(scores.read([tmp_path]), with_iqm=True)
+        picture = plots.figure(scores.read([tmp_path]))
         assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"]
 
     def test_of_as_many_seeds_as_every_environment_has_takes_the_first(self, tmp_path):
@@ -273,8 +251,8 @@ class TestInterquartileMean:
             table(tmp_path / f"{name}.csv", "A-v0", seed, values=(value,))
         for name, seed, value in (("c", 2, 999), ("d", 1, 2), ("e", 0, 1)):
             table(tmp_path / f"{name}.csv", "B-v0", seed, values=(value,))
-        line, *_ = plots.figure(scores.read([tmp_path]), with_iqm=True, normalize=False).axes[-1].lines
-        assert line.get_ydata().tolist() == [1.5]  # of 1, 1, 2 and 2
+        line, *_ = plots.figure(scores.read([tmp_path])).axes[-1].lines
+        assert line.get_ydata() == pytest.approx([1 / 998 / 2])  # the middle of 0, 0, 1/998 and 1
 
     def test_of_one_seed_has_an_interval_without_width(self):
         mean, low, high = plots.interquartile_mean(np.arange(6.0).reshape(1, 3, 2))

@@ -82,15 +82,13 @@ def plot(
     x: Annotated[
         XAxis, typer.Option(help="Draw over environment steps, wall-clock time, or both side by side.")
     ] = XAxis.steps,
-    iqm: Annotated[bool, typer.Option(help="For several environments, a panel with the interquartile mean.")] = True,
-    normalize: Annotated[bool, typer.Option(help="In it, scale each environment's scores from 0 to 1.")] = True,
 ) -> None:
     """Plot learning curves: a panel per environment, a line per algorithm and setting with the interval over its seeds."""
     if find_spec("matplotlib") is None:
         raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
     from sb3_td3x.results import plots, scores
 
-    plots.draw(scores.read(runs), out, ("steps", "time") if x is XAxis.both else (x.value,), iqm, normalize)
+    plots.draw(scores.read(runs), out, ("steps", "time") if x is XAxis.both else (x.value,))
     PlainConsole().print(str(out))
 
 

@@ -9,19 +9,23 @@ import base64
 import io
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files as package_files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store
+from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_VIDEO_BYTES = 40_000_000
 MAX_NUMBER = 1e100
@@ -69,6 +73,7 @@ def render(run: RunDir) -> str:
     template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
+    saved = Store(run.checkpoints).checkpoints()
     notes: list[str] = []
     scores, log = _scores(run, notes), _log(run, notes)
     return environment.from_string(template).render(
@@ -76,11 +81,11 @@ def render(run: RunDir) -> str:
         setting=f"{str(arguments.get('algo', '')).upper()} {arguments.get('setting') or ''}".strip(),
         preset=arguments.get("preset"),
         seed=arguments.get("seed"),
-        facts=list(_facts(run, config, scores, log)),
+        facts=list(_facts(saved, _planned(config), scores, log)),
         curves=list(_curves(scores)),
         charts=list(_charts(log)),
         video=_video(run, notes),
-        commands=list(_commands(run, config, arguments)),
+        commands=list(_commands(run, saved, _planned(config), arguments)),
         tables={
             "Hyperparameters": _lines(config),
             "Arguments": _lines({key: value for key, value in arguments.items() if key != "versions"}),
@@ -129,11 +134,17 @@ def _last(log: Mapping[str, np.ndarray], key: str) -> float:
     return float(known[-1]) if len(known) else 0.0
 
 
+def _planned(config: Mapping[str, Any]) -> float:
+    """The number of steps that the run is to make, 0 where its settings do not say."""
+    steps = config.get("n_timesteps")
+    return float(steps) if isinstance(steps, (int, float)) and math.isfinite(steps) else 0.0
+
+
 def _facts(
-    run: RunDir, config: Mapping[str, Any], scores: Scores | None, log: Mapping[str, np.ndarray]
+    saved: Sequence[Checkpoint], planned: float, scores: Scores | None, log: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, str, str]]:
     """The facts at the top of the page: name, value, remark."""
-    done = max([int(_last(log, STEPS)), *(saved.steps for saved in Store(run.checkpoints).checkpoints()[-1:])])
+    done = max([int(_last(log, STEPS)), *(checkpoint.steps for checkpoint in saved)])
     seconds, rate, remark = _last(log, "time/time_elapsed"), _last(log, "time/fps"), ""
     if scores is not None:
         done = max(done, int(scores.steps[-1]))
@@ -143,18 +154,11 @@ def _facts(
         if (timed := scores.seconds > 0).any():  # the log's clock starts anew with each process, this one does not
             seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
             rate, remark = steps / seconds, "" if steps == done else f"up to the evaluation at {steps:,.0f} steps, "
-    planned = _planned(config)
     yield "steps", f"{done:,}", "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
     if seconds:
         minutes, hours = seconds / 60 % 60, int(seconds / 3600)
         duration = f"{hours} h {minutes:.0f} min" if hours else f"{minutes:.1f} min" if minutes >= 1 else f"{seconds:.0f} s"
         yield "time", duration, f"{remark}{rate:,.0f} steps per second"
-
-
-def _planned(config: Mapping[str, Any]) -> float:
-    """The number of steps that the run is to make, 0 where its settings do not say."""
-    steps = config.get("n_timesteps")
-    return float(steps) if isinstance(steps, (int, float)) and math.isfinite(steps) else 0.0
 
 
 def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:
@@ -163,7 +167,7 @@ def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:
 
     if scores is not None:
         for axis in ("steps", "time") if np.isfinite(scores.seconds).any() else ("steps",):
-            yield {"title": f"Score over {AXES[axis]}", **_pictures(plain, scores, axis)}
+            yield {"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))}
 
 
 def _charts(log: Mapping[str, np.ndarray]) -> Iterator[dict[str, str]]:
@@ -175,17 +179,11 @@ def _charts(log: Mapping[str, np.ndarray]) -> Iterator[dict[str, str]]:
     for title, keys, text in (*CHARTS, *((key, (key,), "") for key in log if key not in charted | NOT_DRAWN)):
         known = {key: np.isfinite(steps) & np.isfinite(log[key]) for key in keys if key in log and len(steps)}
         if lines := {key: (steps[rows], log[key][rows]) for key, rows in known.items() if rows.any()}:
-            yield {"title": title, "text": text, "keys": ", ".join(lines), **_pictures(chart, lines)}
+            yield {"title": title, "text": text, "keys": ", ".join(lines), "picture": _picture(chart(lines))}
 
 
-def _pictures(draw: Callable[..., Any], *data: Any) -> dict[str, str]:
-    """A picture for light and one for dark pages, as data URIs."""
-    from sb3_td3x.results.plots import DARK, LIGHT
-
-    return {name: _svg(draw(*data, theme)) for name, theme in (("light", LIGHT), ("dark", DARK))}
-
-
-def _svg(figure: Any) -> str:
+def _picture(figure: "Figure") -> str:
+    """As a data URI; a dark page inverts its colors."""
     figure.savefig(content := io.BytesIO(), format="svg", transparent=True, metadata={"Date": None})
     return _data_uri("image/svg+xml", content.getvalue())
 
@@ -210,16 +208,18 @@ def _lines(values: Any) -> list[tuple[str, str]]:
     return [(str(name), value if isinstance(value, str) else presets.written(value)) for name, value in pairs]
 
 
-def _commands(run: RunDir, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _commands(
+    run: RunDir, saved: Sequence[Checkpoint], planned: float, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Title and command line, safe to paste whatever the run's files say; none for a run of rl-zoo3's scripts."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return
     if command := run.command():
         yield "Repeat it", command
-    if saved := Store(run.checkpoints).checkpoints():
-        # A run that is extended may not have made a checkpoint since, so its settings know the length better
-        planned = _planned(config) or saved[-1].total
-        longer = ["--steps", f"{2 * planned:.0f}"] if 0 < planned <= saved[-1].steps else []
-        title = "Continue to twice the steps" if longer else f"Resume from step {saved[-1].steps:,}"
+    if saved:
+        steps = saved[-1].steps
+        planned = planned or saved[-1].total
+        longer = ["--steps", f"{2 * planned:.0f}"] if 0 < planned <= steps else []
+        title = "Continue to twice the steps" if longer else f"Resume from step {steps:,}"
         yield title, shlex.join(["td3x", "train", "--resume", str(run.path), *longer])
     yield "Evaluate it on fresh episodes", shlex.join(["td3x", "eval", str(run.path)])

@@ -1,10 +1,11 @@
 """Learning curves as pictures."""
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,22 @@ from sb3_td3x.results.scores import Scores
 COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
 STROKES = ("solid", "dashed", "dotted", "dashdot")
 """One for each round of the colors."""
+INK, MUTED = "#22262b", "#6b7178"
+STYLE: Any = {
+    "text.color": INK, "text.parse_math": False,  # names are text, whoever gave them
+    "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "axes.facecolor": "none",
+    "axes.titlelocation": "left", "axes.titlesize": 10.5, "axes.titlepad": 9, "axes.labelsize": 9.5,
+    "axes.linewidth": 0.7, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": MUTED, "grid.alpha": 0.22, "grid.linewidth": 0.6,
+    "xtick.labelsize": 9, "ytick.labelsize": 9, "xtick.major.size": 3, "ytick.major.size": 0,
+    "legend.frameon": False, "legend.fontsize": 9.5,
+}  # fmt: skip
+"""Matplotlib's rcParams."""
 Look = dict[str, Any]
 """A line's color and style, as matplotlib takes them."""
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
+"""The time from which on a unit is used, its seconds, and its name."""
 MOST_POINTS = 50
 """Points of the interquartile mean, which is bootstrapped anew at each."""
 RESAMPLES = 1000
@@ -30,56 +43,10 @@ LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
 """Space for a legend: letters of its size, and how many of them the line and the space of an entry take."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colors."""
-
-    ink: str = "#22262b"
-    muted: str = "#6b7178"
-    background: str = "#ffffff"
-    lines: tuple[str, ...] = COLORS
-
-    def settings(self) -> Any:
-        """Matplotlib's rcParams."""
-        return {
-            "xtick.color": self.muted,
-            "ytick.color": self.muted,
-            "text.color": self.ink,
-            "axes.labelcolor": self.muted,
-            "axes.edgecolor": self.muted,
-            "axes.facecolor": "none",
-            "axes.linewidth": 0.7,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlelocation": "left",
-            "axes.titlesize": 10.5,
-            "axes.titlepad": 9,
-            "axes.labelsize": 9.5,
-            "grid.color": self.muted,
-            "grid.alpha": 0.22,
-            "grid.linewidth": 0.6,
-            "xtick.labelsize": 9,
-            "ytick.labelsize": 9,
-            "xtick.major.size": 3,
-            "ytick.major.size": 0,
-            "figure.facecolor": self.background,
-            "text.parse_math": False,  # names are text, whoever gave them
-            "legend.frameon": False,
-            "legend.fontsize": 9.5,
-        }
-
-
-def looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
-    """A look for each label; they differ for as many labels as there are pairs of a color and a stroke."""
-    pairs = cycle({"color": color, "linestyle": stroke} for stroke in STROKES for color in theme.lines)
-    return dict(zip(labels, pairs, strict=False))
-
-
-LIGHT, DARK = Theme(), Theme("#e7e9ea", "#98a0a8", "#1b1f23", ("#6fb1f2", "#f59a63", "#6ccf8e", "#c39be8"))
+IQM = (
+    "IQM: interquartile mean over environments and seeds with its 95 % bootstrap interval, "
+    "0 and 1 are the lowest and highest score drawn in each environment"
+)
 
 
 @dataclass(frozen=True)
@@ -92,83 +59,84 @@ class Curve:
     high: np.ndarray
 
 
-def draw(
-    scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",), with_iqm: bool = False, normalize: bool = True
-) -> None:
+def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> None:
     """
     A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
 
-    For one run the band is the spread over its evaluation episodes (one standard deviation); for several
-    runs it is the 95 % bootstrap interval of the mean over runs.
+    For one run the band is the spread over its evaluation episodes (one standard deviation); for several runs it is the 95 %
+    bootstrap interval of the mean over runs. For several environments another panel has the interquartile mean of scores
+    that are scaled from 0 to 1 in each environment.
 
     :param scores: of one run or more
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
-    :param with_iqm: add a panel with the interquartile mean over the environments, if a setting has been run in all of them
-    :param normalize: for that panel, put each environment's scores on a scale from their lowest (0) to their highest (1)
     :raises ValueError: for another file format, times that are not known, or no run
     """
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
-    picture = figure(scores, x, with_iqm, normalize)
+    picture = figure(scores, x)
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write(out, picture.savefig)
 
 
-def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",), with_iqm: bool = False, normalize: bool = True) -> Figure:
+def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     """The picture that ``draw`` writes; parameters as there."""
     if not scores:
         raise ValueError("there is no run to draw")
-    labels = list(dict.fromkeys(run.label for run in scores))
-    environments = list(dict.fromkeys(run.env_id for run in scores))
-    pairs = {(run.label, run.env_id) for run in scores}
-    in_all = any(all((label, env_id) in pairs for env_id in environments) for label in labels)
-    with_iqm = with_iqm and len(environments) > 1 and in_all
-    n_panels = len(environments) + with_iqm
-    rows = -(-n_panels // 3)
-    columns = len(x) if n_panels == 1 else -(-n_panels // rows)
-    blocks = 1 if n_panels == 1 else len(x)  # of rows, one below the other
-    width = {1: 7.2, 2: 5.0}.get(columns, 4.2)
-    with matplotlib.rc_context(LIGHT.settings()):
-        picture = Figure(
-            figsize=(width * columns, (4.1 if columns < 2 else 3.4) * rows * blocks), dpi=120, layout="constrained"
-        )
+    groups: dict[str, list[Scores]] = {}
+    for run in scores:
+        groups.setdefault(run.env_id, []).append(run)
+    labels = dict.fromkeys(run.label for run in scores)
+    has_iqm = len(groups) > 1 and any(
+        all(label in [run.label for run in runs] for runs in groups.values()) for label in labels
+    )
+    n_panels = len(groups) + has_iqm
+    if n_panels == 1:
+        rows, columns = 1, len(x)
+    else:  # the panels of the second axis are below those of the first
+        columns = math.ceil(n_panels / math.ceil(n_panels / 3))
+        rows = len(x) * math.ceil(n_panels / columns)
+    with matplotlib.rc_context(STYLE):
+        width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
+        picture = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        styles = looks(labels, LIGHT)
+        colors_and_strokes = cycle((color, stroke) for stroke, color in product(STROKES, COLORS))
+        looks = {
+            label: {"color": color, "linestyle": stroke}
+            for label, (color, stroke) in zip(labels, colors_and_strokes, strict=False)
+        }
         notes: list[str] = []
         for block, axis in enumerate(x):
-            first = block * (rows * columns if n_panels > 1 else 1) + 1
-            for place, environment in enumerate(environments):
-                axes = picture.add_subplot(rows * blocks, columns, first + place)
-                _draw_environment(axes, [run for run in scores if run.env_id == environment], axis, styles)
-            if with_iqm:
-                axes = picture.add_subplot(rows * blocks, columns, first + len(environments))
-                notes = _draw_iqm(axes, scores, axis, styles, normalize)
-        _explain(picture, scores, styles, notes)
+            first = 1 + block * columns * rows // len(x)
+            for place, runs in enumerate(groups.values(), first):
+                _draw_environment(picture.add_subplot(rows, columns, place), runs, axis, looks)
+            if has_iqm:
+                axes = picture.add_subplot(rows, columns, first + len(groups))
+                notes = _draw_iqm(axes, groups, axis, looks)
+        _explain(picture, scores, looks, notes)
     return picture
 
 
-def plain(scores: Scores, axis: str, theme: Theme) -> Figure:
+def plain(scores: Scores, axis: str) -> Figure:
     """One run's learning curve without title and caption, for a page that has its own."""
-    with matplotlib.rc_context(theme.settings()):
+    with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = picture.add_subplot()
-        _draw_environment(axes, [scores], axis, looks([scores.label], theme))
+        _draw_environment(axes, [scores], axis, {scores.label: {"color": COLORS[0]}})
         axes.set_title("")
     return picture
 
 
-def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> Figure:
+def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """
     A small picture of logged values over environment steps.
 
     :param lines: by name, which is shown if there are several: steps and values, each ``(lines of the log,)``
-    :param theme: colors
     """
-    with matplotlib.rc_context(theme.settings()):
+    with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(3.7, 2.2), layout="constrained")
         axes = picture.add_subplot()
-        for color, (name, (steps, values)) in zip(cycle(theme.lines), lines.items(), strict=False):
+        for color, (name, (steps, values)) in zip(cycle(COLORS), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None
             axes.plot(steps, values, color=color, linewidth=1.5, marker=marker, markersize=4, label=name)
         _label_x(axes, "steps", "")
@@ -180,18 +148,20 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], theme: Theme) -> F
 
 
 def number_text(value: float) -> str:
-    """Short, whatever its size: 0.0007, 25, 300k, 1e12."""
-    return steps_text(value) if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    """Short, whatever its size: 0.0007, 25, 300k, 1.5M, 1e+12."""
+    if 1e3 <= abs(value) < 1e9:
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
+    return f"{value:.4g}"
 
 
-def _draw_environment(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look]) -> None:
-    unit = _unit(scores, axis)
-    for label, look in styles.items():
-        if runs := [run for run in scores if run.label == label]:
-            _draw_curve(axes, summary(runs, axis), look, unit[0])
-    axes.set_title(scores[0].env_id)
+def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapping[str, Look]) -> None:
+    size, unit = _unit(runs, axis)
+    for label, look in looks.items():
+        if group := [run for run in runs if run.label == label]:
+            _draw_curve(axes, summary(group, axis), look, size)
+    axes.set_title(runs[0].env_id)
     axes.set_ylabel("return per episode")
-    _label_x(axes, axis, unit[1])
+    _label_x(axes, axis, unit)
 
 
 def _draw_curve(axes: Axes, curve: Curve, look: Look, unit: float) -> None:
@@ -207,19 +177,14 @@ def _label_x(axes: Axes, axis: str, unit: str) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel(AXES[axis] + (f" ({unit})" if axis == "time" else ""))
     if axis == "steps":
-        axes.xaxis.set_major_formatter(lambda value, _: steps_text(value))
+        axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
     axes.locator_params(axis="both", nbins=6)
 
 
-def steps_text(steps: float) -> str:
-    """Such as 500k or 1.5M."""
-    return f"{steps / 1e6:g}M" if abs(steps) >= 1e6 else f"{steps / 1000:g}k" if abs(steps) >= 1000 else f"{steps:g}"
-
-
-def _unit(scores: Sequence[Scores], axis: str) -> tuple[float, str]:
+def _unit(runs: Sequence[Scores], axis: str) -> tuple[float, str]:
     if axis == "steps":
         return 1, ""
-    longest = max(float(_points(run, axis)[0].max()) for run in scores)
+    longest = max(float(_points(run, axis)[0].max()) for run in runs)
     return next((size, name) for least, size, name in UNITS if longest >= least)
 
 
@@ -236,37 +201,36 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return run.seconds[known], run.mean[known], run.spread[known]
 
 
-def _interpolated(grid: np.ndarray, runs: Sequence[Scores], axis: str) -> np.ndarray:
-    """:return: the runs' scores at the positions of ``grid``: ``(runs, points)``"""
-    return np.stack([np.interp(grid, *_points(run, axis)[:2]) for run in runs])
+def _on_grid(runs: Sequence[Scores], axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Every position at which any run was evaluated and all have scores before and after, and the scores there.
+
+    Between two evaluations a run's score is the straight line: over time no two runs are evaluated at the same moments.
+
+    :return: positions ``(points,)`` and scores ``(runs, points)``
+    """
+    points = [_points(run, axis)[:2] for run in runs]
+    grid = np.unique(np.concatenate([x for x, _ in points]))
+    grid = grid[(grid >= max(x.min() for x, _ in points)) & (grid <= min(x.max() for x, _ in points))]
+    return grid, np.stack([np.interp(grid, x, mean) for x, mean in points])
 
 
 def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
     """
     The mean over runs of one setting and environment, where all of them have scores.
 
-    Between two evaluations a run's score is the straight line: over time no two runs are evaluated at the same moments.
-
     :raises ValueError: for several runs without a common range
     """
     if len(runs) == 1:
         x, mean, spread = _points(runs[0], axis)
         return Curve(x, mean, mean - spread, mean + spread)
-    if not len(grid := _common(runs, axis)):
+    grid, scores = _on_grid(runs, axis)
+    if not len(grid):
         raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
-    means = _interpolated(grid, runs, axis)
-    picks = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
-    counts = np.stack([np.bincount(pick, minlength=len(means)) for pick in picks])
-    low, high = np.percentile(counts @ means / len(means), [2.5, 97.5], axis=0)
-    return Curve(grid, means.mean(axis=0), low, high)
-
-
-def _common(runs: Sequence[Scores], axis: str) -> np.ndarray:
-    """Every position at which any run was evaluated and all have scores before and after."""
-    positions = [_points(run, axis)[0] for run in runs]
-    start, end = max(points.min() for points in positions), min(points.max() for points in positions)
-    grid = np.unique(np.concatenate(positions))
-    return grid[(grid >= start) & (grid <= end)]
+    picks = np.random.default_rng(0).integers(len(runs), size=(RESAMPLES, len(runs)))
+    counts = np.stack([np.bincount(pick, minlength=len(runs)) for pick in picks])
+    low, high = np.percentile(counts @ scores / len(runs), [2.5, 97.5], axis=0)
+    return Curve(grid, scores.mean(axis=0), low, high)
 
 
 def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -290,47 +254,37 @@ def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return middle(scores)[0], low, high
 
 
-def _draw_iqm(axes: Axes, scores: Sequence[Scores], axis: str, styles: dict[str, Look], normalize: bool) -> list[str]:
+def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, looks: Mapping[str, Look]) -> list[str]:
     """:return: the lines of the caption about it"""
-    environments = list(dict.fromkeys(run.env_id for run in scores))
-    ranges = {env_id: np.concatenate([run.mean for run in scores if run.env_id == env_id]) for env_id in environments}
-    unit, left_out, apart, alone = _unit(scores, axis), [], [], []
-    for label, look in styles.items():
-        runs = [[run for run in scores if (run.label, run.env_id) == (label, env_id)] for env_id in environments]
-        if not all(runs):
+    size, unit = _unit([run for runs in groups.values() for run in runs], axis)
+    drawn = [np.concatenate([run.mean for run in runs]) for runs in groups.values()]
+    lowest, span = np.array([[values.min(), np.ptp(values) or 1.0] for values in drawn]).T
+    left_out = []
+    for label, look in looks.items():
+        of_label = [[run for run in runs if run.label == label] for runs in groups.values()]
+        seeds = min(map(len, of_label))  # as many in every environment
+        first = [sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)[:seeds] for runs in of_label]
+        grid, scores = _on_grid([run for runs in first for run in runs], axis) if seeds else (np.zeros(0), np.zeros(0))
+        if not len(grid):
             left_out.append(label)
             continue
-        seeds = min(map(len, runs))  # as many in every environment
-        chosen = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed)[:seeds] for group in runs]
-        if not len(grid := _common([run for group in chosen for run in group], axis)):
-            apart.append(label)
-            continue
-        alone += [label] if seeds == 1 else []
-        grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))]
-        values = np.stack([_interpolated(grid, group, axis) for group in chosen])
-        if normalize:
-            lowest, size = (np.array([f(ranges[env_id]) for env_id in environments]) for f in (np.min, np.ptp))
-            values = (values - lowest[:, None, None]) / np.maximum(size, 1e-12)[:, None, None]
-        _draw_curve(axes, Curve(grid, *interquartile_mean(values.swapaxes(0, 1))), look, unit[0])
-    axes.set_title(f"all {len(environments)} environments")
-    axes.set_ylabel(f"IQM of {'normalized' if normalize else 'plain'} scores")
-    _label_x(axes, axis, unit[1])
-    scale = "0 and 1 are the lowest and highest score drawn in each environment" if normalize else "scores as they are"
-    notes = [f"IQM: interquartile mean over environments and seeds with its 95 % bootstrap interval, {scale}"]
-    remarks = {
-        "in the IQM without an interval, as there is one run": alone,
-        "not in the IQM: only in some environments": left_out,
-        f"not in the IQM, as the environments have no {axis} in common": apart,
-    }
-    return notes + [f"{remark}: {', '.join(labels)}" for remark, labels in remarks.items() if labels]
+        points = np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))
+        scores = scores[:, points].reshape(len(groups), seeds, -1)
+        scaled = (scores.swapaxes(0, 1) - lowest[:, None]) / span[:, None]
+        _draw_curve(axes, Curve(grid[points], *interquartile_mean(scaled)), look, size)
+    axes.set_title(f"all {len(groups)} environments")
+    axes.set_ylabel("IQM of normalized scores")
+    _label_x(axes, axis, unit)
+    remark = f"not in the IQM, which needs all environments with {axis} in common: {', '.join(left_out)}"
+    return [IQM, remark] if left_out else [IQM]
 
 
-def _explain(picture: Figure, scores: Sequence[Scores], styles: dict[str, Look], notes: Sequence[str]) -> None:
+def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look], notes: Sequence[str]) -> None:
     """A legend for all panels and, below them, what is drawn."""
     groups = Counter((run.label, run.env_id) for run in scores)
     handles = []
     room = int(picture.get_figwidth() * LEGEND_LETTERS_PER_INCH) - LEGEND_GAP
-    for label, look in styles.items():
+    for label, look in looks.items():
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
         label = textwrap.fill(label + number, room)
@@ -339,5 +293,4 @@ def _explain(picture: Figure, scores: Sequence[Scores], styles: dict[str, Look],
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
-    caption = "\n".join([*bands, *notes])
-    picture.supxlabel(caption, fontsize=7.5, color=matplotlib.rcParams["axes.labelcolor"], x=0.012, ha="left", linespacing=1.4)
+    picture.supxlabel("\n".join([*bands, *notes]), fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_td3x.common.validation import check_int
-from sb3_td3x.results.run_dir import ARGUMENTS, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
+from sb3_td3x.results.run_dir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Columns of a study's tables; the table of a single run has only the numbers."""
@@ -43,17 +43,14 @@ class Scores:
 
 def read(paths: Iterable[Path]) -> list[Scores]:
     """
-    The scores of all runs in some places. A place that is named twice counts once; copies of a run are left out.
+    The scores of all runs in some places. A place that is named twice counts once.
 
     :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
     :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
     """
-    found: dict[Path, list[Scores]] = {}
-    for path in paths:
-        for source in _sources(path):
-            if source.resolve() not in found:
-                found[source.resolve()] = of_table(source) if source.is_file() else [of_run(RunDir.open(source))]
-    return _told_apart(_without_copies(scores for group in found.values() for scores in group))
+    sources = {source.resolve(): source for path in paths for source in _sources(path)}
+    tables_and_runs = (of_table(path) if path.is_file() else [of_run(RunDir.open(path))] for path in sources.values())
+    return _told_apart([run for runs in tables_and_runs for run in runs])
 
 
 def score_text(score: float) -> str:
@@ -61,61 +58,33 @@ def score_text(score: float) -> str:
     return f"{score:.0f}" if abs(score) >= 100 else f"{score:.3g}"
 
 
-def _without_copies(runs: Iterable[Scores]) -> list[Scores]:
-    """A copied folder, or a run and its lines in a study's table, is not another seed."""
-    kept: list[Scores] = []
-    for run in runs:
-        copied = next((place for place, other in enumerate(kept) if _is_copy(run, other)), None)
-        if copied is None:
-            kept.append(run)
-        elif len(run.steps) > len(kept[copied].steps):
-            kept[copied] = run
-    return kept
-
-
-def _is_copy(left: Scores, right: Scores) -> bool:
-    """Whether both are of the same run, perhaps before and after it was resumed."""
-    if (left.label, left.env_id, left.seed) != (right.label, right.env_id, right.seed):
-        return False
-    settings, others = _settings(left), _settings(right)
-    any_length = {"n_timesteps": None}  # a run that is extended is still the same
-    if settings and others and settings | any_length != others | any_length:
-        return False
-    both = slice(min(len(left.steps), len(right.steps)))
-    same_steps = np.array_equal(left.steps[both], right.steps[both])
-    return same_steps and np.allclose(left.mean[both], right.mean[both], rtol=1e-6, atol=0)
-
-
 def _told_apart(runs: list[Scores]) -> list[Scores]:
     """Append to the labels of runs of one label and environment the settings in which they differ."""
     settings = [_settings(run) for run in runs]
-    result = []
+    labeled = []
     for run, values in zip(runs, settings, strict=True):
         key = (run.label, run.env_id)
-        others = [other for same, other in zip(runs, settings, strict=True) if other and (same.label, same.env_id) == key]
-        differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
-        result.append(replace(run, label=" ".join([run.label, *differing])))
-    return result
+        group = [other for same, other in zip(runs, settings, strict=True) if other and (same.label, same.env_id) == key]
+        differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in group)]
+        labeled.append(replace(run, label=" ".join([run.label, *differing])))
+    return labeled
 
 
 def _settings(scores: Scores) -> dict[str, Any]:
     """A run's hyperparameters under the names that ``--set`` has for them; none for a table's."""
     folder = RunDir(scores.source, scores.env_id)
-    config = folder.config() if folder.config_file.is_file() else {}
-    inner = {
-        f"{name}.{key}": value for name, values in config.items() if isinstance(values, dict) for key, value in values.items()
-    }
-    return {name: value for name, value in config.items() if not isinstance(value, dict)} | inner
+    settings: dict[str, Any] = {}
+    for name, value in (folder.config() if folder.config_file.is_file() else {}).items():
+        settings |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return settings
 
 
 def _sources(path: Path) -> list[Path]:
     """Run folders and tables that a path stands for."""
     if path.name == SCORES and RunDir.is_at(path.parent):
         return [path.parent]
-    if path.is_file() or RunDir.is_at(path):
+    if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
-    if (path / EVALUATIONS).exists():
-        raise ValueError(f"the settings of {path} are missing: <environment>/{ARGUMENTS}, which say what its scores are of")
     runs = [run for run in sorted([*path.glob("runs/*"), *path.glob("*")]) if RunDir.is_at(run)]
     if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
         return evaluated
@@ -129,9 +98,7 @@ def _sources(path: Path) -> list[Path]:
 
 
 def of_run(run: RunDir) -> Scores:
-    """
-    :raises ValueError: if the run has no evaluations yet
-    """
+    """The scores of a run; ``ValueError`` if it has no evaluations yet."""
     steps, results = run.scores()
     arguments = run.arguments()
     setting = arguments.get("setting") or arguments.get("preset")  # rl-zoo3's own runs have none
@@ -154,11 +121,7 @@ def _seconds(path: Path, steps: np.ndarray) -> np.ndarray:
 
 
 def of_table(path: Path) -> list[Scores]:
-    """
-    The runs in a table with the columns ``TABLE_COLUMNS``.
-
-    :raises ValueError: for another file
-    """
+    """The runs in a table with the columns ``TABLE_COLUMNS``; ``ValueError`` for another file."""
     rows = _rows(path, TABLE_COLUMNS)
     if not rows:
         raise ValueError(f"{path} has no scores yet")
@@ -172,11 +135,7 @@ def of_table(path: Path) -> list[Scores]:
 
 
 def csv_lines(path: Path) -> list[dict[str, Any]]:
-    """
-    A CSV file's lines, by the names of its columns.
-
-    :raises ValueError: for a file that is not CSV
-    """
+    """A file's lines, by the names of its columns; ``ValueError`` for a file that is not CSV."""
     with path.open(newline="", errors="replace") as file:
         try:
             return list(csv.DictReader(file))

@@ -21,17 +21,12 @@ class Samples(LineEnv):
 
 REFUSED = {
     "Discrete that starts at 5": (spaces.Discrete(3, start=5), "does not start at 0"),
-    "Discrete that starts below 0": (spaces.Discrete(3, start=-1), "does not start at 0"),
-    "MultiDiscrete that starts at 1": (spaces.MultiDiscrete([2, 3], start=[1, 1]), "does not start at 0"),
     "MultiDiscrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), "has more than one axis"),
     "a single number": (spaces.Box(-1, 1, ()), "has no axis"),
     "an empty Box": (spaces.Box(-1, 1, (0,)), "is empty"),
     "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* is empty"),
     "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
-    **{
-        f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name")
-        for key in ("type", "values", "keys", "float", "train", "a.b", "")
-    },
+    **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type", "a.b", "")},
 }
 
 
@@ -40,17 +35,14 @@ def policy_for(space):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_observations_that_networks_cannot_take_are_refused_at_construction_in_one_line(what):
+def test_observations_that_networks_cannot_take_are_refused_with_the_wrapper_that_makes_them_work(what):
     space, problem = REFUSED[what]
     with pytest.raises(ValueError, match=rf"^{problem if problem[0] == chr(39) else '.*' + problem}") as error:
         model(Samples(space), policy_for(space))
     assert "gymnasium.wrappers.FlattenObservation" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("what", [what for what in REFUSED if what != "an empty Box"])
-def test_the_wrapper_that_the_error_names_makes_them_work(what):
-    model(gym.wrappers.FlattenObservation(Samples(REFUSED[what][0]))).learn(30)
+    if what != "an empty Box":
+        model(gym.wrappers.FlattenObservation(Samples(space))).learn(30)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -7,7 +7,6 @@ from importlib.resources import files
 import gymnasium as gym
 import pybullet_envs_gymnasium  # noqa: F401
 import pytest
-import yaml
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
@@ -15,13 +14,6 @@ from torch import nn
 from sb3_td3x import TD3X, presets
 from sb3_td3x.runs import experiment
 from tests.tools import model
-
-ENTRIES = [
-    (name, env_id)
-    for name in presets.names()
-    for env_id in yaml.safe_load((files("sb3_td3x.presets") / f"{name}.yml").read_text())
-]
-
 
 FAMILIES = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.mujoco", "pybullet_envs_gymnasium")
 DISCRETE = ("Acrobot", "CartPole", "LunarLander", "MountainCar")
@@ -71,38 +63,31 @@ class TestFile:
             presets.load(str(tmp_path / "mine.yml"), "Pendulum-v1")
 
 
-@pytest.mark.parametrize(("name", "env_id"), ENTRIES)
-def test_every_entry_builds_a_model(name, env_id):
-    entry = presets.load(name, env_id)
-    arguments = presets.model_arguments(entry)
-    assert set(entry) <= {*presets.RUN_KEYS, *presets.MODEL_KEYS}
-    assert entry["n_timesteps"] >= 10_000
-    presets.check(entry)
-    algorithm = model(**{**arguments, "buffer_size": 100, "policy_kwargs": {"net_arch": [4]}})
-    for key in ("gamma", "batch_size", "tau", "learning_rate", "gradient_steps"):
-        if isinstance(entry.get(key), (int, float)):
-            assert getattr(algorithm, key) == entry[key]
+@pytest.mark.parametrize(("name", "n_quantiles"), [("sb3", 1), ("t3d", 1), ("default", 25)])
+def test_every_entry_builds_a_model_with_its_settings_and_the_presets_critics(name, n_quantiles):
+    for env_id in presets.table(name):
+        entry = presets.load(name, env_id)
+        assert set(entry) <= {*presets.RUN_KEYS, *presets.MODEL_KEYS}
+        assert entry["n_timesteps"] >= 10_000
+        presets.check(entry)
+        arguments = {"n_quantiles": "auto", **presets.model_arguments(entry)}
+        algorithm = model(**{**arguments, "buffer_size": 100, "policy_kwargs": {"net_arch": [4]}})
+        assert algorithm.n_quantiles == n_quantiles, env_id
+        for key in ("gamma", "batch_size", "tau", "learning_rate", "gradient_steps"):
+            if isinstance(entry.get(key), (int, float)):
+                assert getattr(algorithm, key) == entry[key], env_id
 
 
-@pytest.mark.parametrize("env_id", continuous_tasks())
-def test_every_continuous_task_of_the_common_families_has_an_entry_that_names_its_source(env_id):
-    text = (files("sb3_td3x.presets") / "default.yml").read_text()
-    (paragraph,) = (part for part in paragraphs_under_comments(text) if re.search(rf"^{env_id}:", part, re.MULTILINE))
-    comment = "".join(line for line in paragraph.splitlines() if line.startswith("#"))
-    assert SOURCE.search(comment), paragraph
-    assert presets.model_arguments(presets.load("default", env_id))
-    assert presets.load("default", env_id)["policy"] == ("CnnPolicy" if env_id.startswith("CarRacing") else "MlpPolicy")
-
-
-def paragraphs_under_comments(text):
-    """The file in parts, each of which begins with a comment."""
-    return re.split(r"\n\n(?=#)", text)
-
-
-def test_the_families_are_there():
+def test_every_continuous_task_of_the_common_families_has_an_entry_that_names_its_source():
     tasks = continuous_tasks()
     assert sum("Bullet" in env_id for env_id in tasks) == 13
     assert {"Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "CarRacing-v3", "Humanoid-v5"} <= set(tasks)
+    paragraphs = re.split(r"\n\n(?=#)", (files("sb3_td3x.presets") / "default.yml").read_text())
+    for env_id in tasks:
+        (paragraph,) = (part for part in paragraphs if re.search(rf"^{env_id}:", part, re.MULTILINE))
+        comment = "".join(line for line in paragraph.splitlines() if line.startswith("#"))
+        assert SOURCE.search(comment), paragraph
+        assert presets.load("default", env_id)["policy"] == ("CnnPolicy" if env_id.startswith("CarRacing") else "MlpPolicy")
 
 
 def test_mujocos_older_tasks_follow_the_newest():
@@ -137,13 +122,6 @@ def test_sb3_is_rl_zoos_tuned_td3():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "n_quantiles"), [("sb3", 1), ("t3d", 1), ("default", 25)])
-def test_sb3_and_t3d_have_td3s_critics_in_every_entry_and_default_the_recipes(name, n_quantiles):
-    for env_id in presets.table(name):
-        arguments = {"n_quantiles": "auto", "buffer_size": 10, **presets.model_arguments(presets.load(name, env_id))}
-        assert model(**{**arguments, "policy_kwargs": {"net_arch": [4]}, "buffer_size": 10}).n_quantiles == n_quantiles, env_id
-
-
 def test_linear_schedules_go_from_the_value_to_zero():
     rate = presets.model_arguments(presets.load("sb3", "BipedalWalkerHardcore-v3"))["learning_rate"]
     assert [rate(progress) for progress in (1.0, 0.5, 0.0)] == pytest.approx([7e-4, 3.5e-4, 0.0])
@@ -153,17 +131,13 @@ def test_linear_schedules_go_from_the_value_to_zero():
     ("assignment", "key", "value"),
     [
         ("batch_size=128", "batch_size", 128),
-        ("learning_rate=3e-4", "learning_rate", 3e-4),
         ("learning_rate=lin_3e-4", "learning_rate", "lin_3e-4"),
         ("train_freq=[1, episode]", "train_freq", [1, "episode"]),
-        ("policy_kwargs.net_arch=[64, 64]", "policy_kwargs", {"net_arch": [64, 64]}),
         ("policy_kwargs=null", "policy_kwargs", None),
         ("normalize=true", "normalize", True),
-        ("noise_std=0.2", "noise_std", 0.2),
         ("buffer_size=1e5", "buffer_size", 100_000),
         ("action_noise=None", "action_noise", None),
         ("action_noise=[0.5, 0.1, 6e4]", "action_noise", [0.5, 0.1, 60_000]),
-        ("max_grad_norm=null", "max_grad_norm", None),
         ("policy_kwargs={optimizer_kwargs: {eps: 1e-5}}", "policy_kwargs", {"optimizer_kwargs": {"eps": 1e-5}}),
     ],
 )
@@ -171,12 +145,6 @@ def test_set_changes_one_value(assignment, key, value):
     before = presets.load("default", "Walker2DBulletEnv-v0")
     after = presets.override(before, [assignment])
     assert after == {**before, key: value}
-
-
-def test_set_of_a_part_leaves_the_other_parts():
-    before = {"policy_kwargs": {"net_arch": [8], "n_critics": 3}}
-    after = presets.override(before, ["policy_kwargs.net_arch=[64, 64]"])
-    assert after == {"policy_kwargs": {"net_arch": [64, 64], "n_critics": 3}}
 
 
 def test_action_noise_replaces_the_presets_noise():
@@ -222,13 +190,10 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("batchsize=128", "did you mean batch_size"),
         ("nonsense_key=1", "there is no setting 'nonsense_key'"),
         ("batch_size", "needs key=value"),
-        ("seed=3", "use the option --seed,"),
         ("eval_freq=100", "there is no setting 'eval_freq'"),
-        ("n_envs=4", "--n-envs"),
         ("n_timesteps=100", "use the option --steps,"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
-        ("env_kwargs={g: 5}", "use the option --env-kwargs"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
     ],
 )
@@ -252,22 +217,16 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["normalize=none"], "normalize must be true, false or a mapping"),
         (["normalize={norm_obs: maybe}"], "normalize.norm_obs must be True or False"),
         (["normalize.clip_obs=-1"], "normalize.clip_obs must be above 0"),
-        (["normalize.epsilon=0"], "normalize.epsilon must be above 0"),
-        (["normalize.gamma=3"], "normalize.gamma must be between 0 and 1"),
         (["normalize.norm_rewards=true"], "normalize has no 'norm_rewards': did you mean norm_reward"),
         (["normalize={1: 2}"], "normalize has no 1"),
         (["n_quantiles=automatic"], 'n_quantiles must be a whole number or "auto"'),
         (["train_freq=episode"], r'train_freq must be a number or a pair like \(1, "step"\)'),
         (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),
-        (["policy=null"], "policy must be a name"),
         (["replay_buffer_kwargs=3"], "replay_buffer_kwargs must be a mapping of names to values, not 3"),
-        (["policy_kwargs={1: 2}"], "policy_kwargs must be a mapping of names"),
         (["policy_kwargs.net_arch=64"], "net_arch must be a list of layer sizes"),
         (["policy_kwargs.net_arch={pi: [8], vf: [8]}"], "net_arch must be a list of layer sizes, or such lists as pi and qf"),
         (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be at least 1, not 0"),
-        (["policy_kwargs.net_arch={pi: [8], qf: [1.5]}"], "a size in net_arch must be a whole number"),
         (["env_wrapper=os.system"], "env_wrapper can be"),
-        (["env_wrapper={a: 1, b: 2}"], "env_wrapper can be"),
     ],
 )
 def test_what_no_environment_could_be_trained_with_is_found_before_one_is_made(assignments, complaint, monkeypatch):
@@ -289,9 +248,8 @@ def test_one_setting_inside_another_is_added_to_what_is_there():
         return presets.override({}, assignments)
 
     assert changed("normalize=true", "normalize.norm_reward=false") == {"normalize": {"norm_reward": False}}
-    assert changed("normalize.norm_obs=true", "normalize.norm_reward=false")["normalize"] == {
-        "norm_obs": True,
-        "norm_reward": False,
+    assert changed("policy_kwargs={net_arch: [8], n_critics: 3}", "policy_kwargs.net_arch=[64, 64]") == {
+        "policy_kwargs": {"net_arch": [64, 64], "n_critics": 3}
     }
     with pytest.raises(ValueError, match="policy_kwargs must be a mapping of names to values, not 5"):
         changed("policy_kwargs=5", "policy_kwargs.net_arch=[8]")

@@ -1,4 +1,4 @@
-"""Spaces, buffers, wrappers, optimisers and callbacks of SB3: each trains, and does with TD3X what it is for."""
+"""Spaces, buffers, wrappers, optimizers and callbacks of SB3: each trains, and does with TD3X what it is for."""
 
 import numpy as np
 import pytest
@@ -53,12 +53,9 @@ def test_observations(policy, space, extractor, buffer):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    "bounds", [(-1.0, 1.0), (-3.0, 5.0), (0.0, 0.1), ([-1.0, -2.0], [3.0, 2.5]), ([[-1.0] * 3] * 2, [[1.0] * 3] * 2)]
-)
+@pytest.mark.parametrize("bounds", [([0.0, 0.0], [0.1, 0.1]), ([-1.0, -2.0], [3.0, 2.5]), ([[-1.0] * 3] * 2, [[1.0] * 3] * 2)])
 def test_actions_stay_in_any_box(bounds, dtype):
-    low, high = (np.asarray(bound, dtype=dtype) if np.ndim(bound) else np.full(2, bound, dtype) for bound in bounds)
-    space = spaces.Box(low, high, dtype=dtype)
+    space = spaces.Box(*(np.asarray(bound, dtype) for bound in bounds), dtype=dtype)
     seen = []
 
     class Watched(LineEnv):
@@ -109,7 +106,7 @@ def test_several_environments_and_as_many_updates_as_steps(vec_env):
     env.close()
 
 
-def test_vec_normalize_stores_raw_and_trains_on_normalised():
+def test_vec_normalize_stores_raw_and_trains_on_normalized():
     env = VecNormalize(DummyVecEnv([LineEnv]), norm_reward=False)
     algorithm = trains(model(env))
     buffer = algorithm.replay_buffer
@@ -157,7 +154,7 @@ def test_train_frequencies_with_as_many_updates_as_steps(train_freq):
 
 
 @pytest.mark.parametrize("optimizer", [th.optim.Adam, th.optim.AdamW, th.optim.SGD, th.optim.RMSprop])
-def test_optimisers(optimizer):
+def test_optimizers(optimizer):
     kwargs = {"net_arch": [8], "optimizer_class": optimizer, "optimizer_kwargs": {"weight_decay": 1e-3}}
     algorithm = trains(model(policy_kwargs=kwargs))
     assert type(algorithm.critic.optimizer) is optimizer
@@ -192,8 +189,7 @@ def test_custom_extractor_with_batch_norm_and_dropout(shared):
     assert th.equal(extractor.net[1].running_mean, statistics)  # acting does not move them
 
 
-@pytest.mark.parametrize("net_arch", [[], [4], {"pi": [6], "qf": [8, 4]}])
-@pytest.mark.parametrize("n_critics", [1, 3])
+@pytest.mark.parametrize(("net_arch", "n_critics"), [([], 1), ([4], 3), ({"pi": [6], "qf": [8, 4]}, 3)])
 def test_network_shapes(net_arch, n_critics):
     algorithm = trains(model(policy_kwargs={"net_arch": net_arch, "n_critics": n_critics}))
     assert len(algorithm.critic.q_networks) == n_critics

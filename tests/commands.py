@@ -1,12 +1,14 @@
 """Calling the td3x command, in a process of its own or in this one, on runs that are quick."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from sb3_td3x import cli
+from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
 
@@ -39,6 +41,18 @@ def saved_run(tmp_path, env_id, algorithm):
     run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": env_id})
     algorithm.save(run.last_model)
     return run
+
+
+def stop_after(monkeypatch, steps):
+    """Let a Ctrl-C come at this step of the runs of this process."""
+    on_step = TD3XCheckpointCallback._on_step
+
+    def interrupted(callback):
+        if callback.num_timesteps == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return on_step(callback)
+
+    monkeypatch.setattr(TD3XCheckpointCallback, "_on_step", interrupted)
 
 
 def called(monkeypatch, capfd, *arguments):

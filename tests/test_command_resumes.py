@@ -1,4 +1,4 @@
-"""``td3x train`` after a kill, a Ctrl-C or the end: what ``--resume`` goes on with, and what it refuses."""
+"""``td3x train`` after a kill, a Ctrl-C or the end: what ``--resume`` continues, and what it refuses."""
 
 import csv
 import errno
@@ -21,19 +21,15 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
-from tests.commands import FAST, called, prepared, start, td3x
+from tests.commands import FAST, called, called_and_heard, prepared, start, stop_after
 from tests.resuming import seeded
 from tests.tools import LineEnv, model, weights
 
-STEPS = 1200
+STEPS = 600
 SETTINGS = [
-    "--env", "Pendulum-v1", "--steps", STEPS, "--eval-freq", 250, "--eval-episodes", 2, "--save-freq", 150, "--no-video",
+    "--env", "Pendulum-v1", "--steps", STEPS, "--eval-freq", 150, "--eval-episodes", 1, "--save-freq", 100, "--no-video",
     "--set", FAST[0], "--set", FAST[1],
 ]  # fmt: skip
-
-
-def run_of(out, number=1):
-    return RunDir.open(out / "td3x" / f"Pendulum-v1_{number}")
 
 
 def short_run(out, steps=300, **kwargs):
@@ -53,106 +49,83 @@ def rows(path):
     return [{key: value for key, value in row.items() if key not in timed} for row in csv.DictReader(lines)]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nobody interrupts."""
-    out = tmp_path_factory.mktemp("whole")
-    td3x("train", "--out", out, *SETTINGS)
-    return run_of(out)
+def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_killed(tmp_path, monkeypatch, capfd):
+    assert called(monkeypatch, capfd, "train", "--out", tmp_path / "whole", *SETTINGS)[0] == 0
+    process = start("train", "--out", tmp_path / "killed", *SETTINGS)
+    whole, killed = (tmp_path / name / "td3x" / "Pendulum-v1_1" for name in ("whole", "killed"))
+    deadline = time.monotonic() + 120
+    while [saved.steps for saved in Store(killed / "checkpoint").checkpoints()][-1:] not in ([200], [300], [400]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    code, printed = called_and_heard(monkeypatch, capfd, "train", "--resume", killed)
+    assert code == 0
+    assert re.search(r"steps [2345]00 to 600", printed.out)
+    assert "not restored" not in printed.out + printed.err
+
+    whole, killed = RunDir.open(whole), RunDir.open(killed)
+    left, right = (TD3X.load(run.last_model) for run in (whole, killed))
+    assert left.num_timesteps == right.num_timesteps == STEPS
+    for name, value in weights(left).items():
+        assert th.equal(value, weights(right)[name]), name
+    for left, right in zip(whole.scores(), killed.scores(), strict=True):
+        assert np.array_equal(left, right)
+    assert rows(whole.path / "0.monitor.csv") == rows(killed.path / "0.monitor.csv")
+    assert rows(whole.path / "progress.csv") == rows(killed.path / "progress.csv")
+    times = [float(line.split(",")[2]) for line in (killed.path / "0.monitor.csv").read_text().splitlines()[2:]]
+    assert times == sorted(times)
+    assert evaluated(whole) == evaluated(killed) == [150, 300, 450, STEPS]
+    assert not (killed.path / "lock").exists()
+    assert Store(killed.checkpoints).checkpoints()[-1].is_finished
+    assert experiment.unfinished(experiment.Experiment.of_arguments(killed)) == []
 
 
-class TestKilled:
-    @pytest.fixture(scope="class")
-    def resumed(self, tmp_path_factory):
-        """A run that is killed after its second checkpoint, and what ``--resume`` printed."""
-        out = tmp_path_factory.mktemp("killed")
-        process = start("train", "--out", out, *SETTINGS)
-        folder = out / "td3x" / "Pendulum-v1_1"
-        deadline = time.monotonic() + 120
-        while [one.steps for one in Store(folder / "checkpoint").checkpoints()][-1:] not in ([400], [600], [800]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert process.returncode == -signal.SIGKILL
-        return run_of(out), td3x("train", "--resume", folder)
-
-    def test_ends_with_the_same_weights(self, whole, resumed):
-        left, right = (TD3X.load(run.last_model) for run in (whole, resumed[0]))
-        assert left.num_timesteps == right.num_timesteps == STEPS
-        for name, value in weights(left).items():
-            assert th.equal(value, weights(right)[name]), name
-
-    def test_scores_logs_and_episodes_go_on_without_gap_or_repeat(self, whole, resumed):
-        run, printed = resumed
-        for left, right in zip(whole.scores(), run.scores(), strict=True):
-            assert np.array_equal(left, right)
-        assert rows(whole.path / "0.monitor.csv") == rows(run.path / "0.monitor.csv")
-        assert rows(whole.path / "progress.csv") == rows(run.path / "progress.csv")
-        times = [float(line.split(",")[2]) for line in (run.path / "0.monitor.csv").read_text().splitlines()[2:]]
-        assert times == sorted(times)
-        assert re.search(r"steps [468]00 to 1,200", printed)
-        assert "not restored" not in printed
-
-    def test_tensorboard_shows_each_step_once(self, whole, resumed):
-        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
-        def steps(run):
-            events = accumulator.EventAccumulator(str(run.path)).Reload()
-            return [event.step for event in events.Scalars("eval/mean_reward")]
-
-        assert steps(whole) == steps(resumed[0]) == [250, 500, 750, 1000, STEPS]
-
-    def test_the_lock_is_gone_and_the_run_is_finished(self, resumed):
-        run, _ = resumed
-        assert not (run.path / "lock").exists()
-        assert Store(run.checkpoints).checkpoints()[-1].is_finished
-        assert experiment.unfinished(experiment.Experiment.of_arguments(run)) == []
+def evaluated(run):
+    """The steps of the evaluations that TensorBoard shows."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(run.path)).Reload()
+    return [event.step for event in events.Scalars("eval/mean_reward")]
 
 
-class TestInterrupted:
-    def test_ctrl_c_names_the_command_that_goes_on_and_a_new_run_does_too(self, tmp_path):
-        process = start("train", "--out", tmp_path, *SETTINGS, stdout=-1, stderr=-2)
-        folder = tmp_path / "td3x" / "Pendulum-v1_1"
-        deadline = time.monotonic() + 120
-        while not (folder / "evaluations.npz").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=60)
-        assert f"td3x train --resume {folder}" in printed
-        assert "what was learned is saved" in printed
-        stopped_at = Store(folder / "checkpoint").checkpoints()[-1].steps
-        assert stopped_at < STEPS
+def test_ctrl_c_names_the_command_that_resumes_and_a_new_run_does_too(tmp_path, monkeypatch, capfd):
+    def heard(*arguments):
+        code, printed = called_and_heard(monkeypatch, capfd, "train", "--out", tmp_path, *SETTINGS, *arguments)
+        return code, printed.out + printed.err
 
-        printed = td3x("train", "--out", tmp_path, *SETTINGS, "--steps", STEPS)
-        assert f"to resume an unfinished run of these settings: td3x train --resume {folder}" in printed
-        printed = td3x("train", "--out", tmp_path, *SETTINGS, "--resume")  # the newest that is unfinished
-        assert f"steps {stopped_at:,} to 1,200" in printed
-        assert run_of(tmp_path).scores()[0][-1] == STEPS
+    folder = tmp_path / "td3x" / "Pendulum-v1_1"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 320)
+        code, printed = heard()
+    assert code == 1
+    assert f"td3x train --resume {folder}" in printed
+    assert "what was learned is saved" in printed
+    assert f"to resume an unfinished run of these settings: td3x train --resume {folder}" in heard()[1]
+    code, printed = heard("--resume")  # the newest that is unfinished
+    assert code == 0
+    assert "steps 320 to 600" in printed
+    assert RunDir.open(folder).scores()[0][-1] == STEPS
 
 
 class TestFinished:
-    @pytest.fixture(scope="class")
-    def finished(self, tmp_path_factory):
-        return short_run(tmp_path_factory.mktemp("finished"))
-
-    def test_nothing_is_left_to_do(self, finished, monkeypatch, capfd):
+    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, tmp_path, monkeypatch, capfd):
+        finished = short_run(tmp_path)
         code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path)
         assert code == 2
         assert "has made 300 steps of 300: --steps extends it" in printed
         code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path, "--steps", 5)
         assert code == 2
         assert "has made 300 steps: --steps counts from the beginning and must be above that, not 5" in printed
-
-    def test_more_steps_extend_it(self, tmp_path):
-        folder = short_run(tmp_path)
-        run = experiment.resume(folder, steps=500)
-        assert experiment.train(run)
-        assert RunDir.open(folder.path).scores()[0].tolist() == [200, 300, 400, 500]
-        assert TD3X.load(folder.last_model).num_timesteps == 500
-        assert folder.config()["n_timesteps"] == folder.arguments()["n_timesteps"] == 500
+        # An extension that is stopped at once is still planned
+        extended = experiment.resume(finished, steps=500)
+        extended.resources.close()
+        assert [run.path for run in experiment.unfinished(replace(extended.experiment, steps=500))] == [finished.path]
+        extended = experiment.resume(finished)
+        assert extended.total == 500
+        assert experiment.train(extended)
+        assert RunDir.open(finished.path).scores()[0].tolist() == [200, 300, 400, 500]
+        assert TD3X.load(finished.last_model).num_timesteps == 500
+        assert finished.config()["n_timesteps"] == finished.arguments()["n_timesteps"] == 500
 
     def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, capfd):
         def record_video(folder, out, seed, trust=False):
@@ -161,22 +134,16 @@ class TestFinished:
 
         videos = []
         monkeypatch.setattr(play, "record_video", record_video)
-        folder = short_run(tmp_path)
-        for steps, options in ((400, ["--trust"]), (500, []), (600, ["--no-video"])):
-            called(monkeypatch, capfd, "train", "--resume", folder.path, "--steps", steps, *options)
-        assert videos == [True, False]
-        without = short_run(tmp_path, video=False)
-        called(monkeypatch, capfd, "train", "--resume", without.path, "--steps", 400)
-        assert videos == [True, False]  # as the run was begun
-        called(monkeypatch, capfd, "train", "--resume", without.path, "--steps", 500, "--video")
+        folder, without = short_run(tmp_path, steps=60), short_run(tmp_path, steps=60, video=False)
+        for run, steps, options in (
+            (folder, 70, ["--trust"]),
+            (folder, 80, []),
+            (folder, 90, ["--no-video"]),
+            (without, 70, []),  # as the run was begun
+            (without, 80, ["--video"]),
+        ):
+            called(monkeypatch, capfd, "train", "--resume", run.path, "--steps", steps, *options)
         assert videos == [True, False, False]
-
-    def test_an_extension_that_was_killed_at_once_is_still_planned(self, tmp_path):
-        folder = short_run(tmp_path)
-        run = experiment.resume(folder, steps=500)
-        run.resources.close()
-        assert [one.path for one in experiment.unfinished(replace(run.experiment, steps=500))] == [folder.path]
-        assert experiment.resume(folder).total == 500
 
     def test_its_last_model_was_there_before_its_last_checkpoint(self, tmp_path, monkeypatch):
         save, there = TD3XCheckpointCallback._save, []
@@ -217,26 +184,26 @@ def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_pat
     assert str(run.folder.last_model) in str(raised.value.__cause__)
 
 
-@pytest.mark.parametrize("file", [(), (".last_model.0123.partial.zip",)], ids=["no file", "a hidden file"])
-def test_a_full_disk_is_reported_with_the_run(file, tmp_path, monkeypatch):
-    run = prepared(tmp_path, "Pendulum-v1", steps=300)
-
-    def fill_the_disk(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", *file)
-
-    monkeypatch.setattr(run.model, "learn", fill_the_disk)
-    with pytest.raises(CheckpointError, match=rf"{re.escape(str(run.folder.path))} cannot be read or written: No space left"):
-        experiment.train(run)
-
-
-def test_an_environments_own_missing_file_is_not_the_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), CheckpointError),
+        (OSError(errno.ENOSPC, "No space left on device", ".last_model.0123.partial.zip"), CheckpointError),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "terrain.png"), FileNotFoundError),
+    ],
+    ids=["no file", "a hidden file", "the environment's own file"],
+)
+def test_a_full_disk_is_reported_with_the_run_and_an_environments_own_missing_file_is_not(
+    error, reported, tmp_path, monkeypatch
+):
     run = prepared(tmp_path, "Pendulum-v1", steps=300)
 
     def fail(*_, **__):
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "terrain.png")
+        raise error
 
     monkeypatch.setattr(run.model, "learn", fail)
-    with pytest.raises(FileNotFoundError, match=r"terrain\.png"):
+    about_the_run = f"{re.escape(str(run.folder.path))} cannot be read or written: No space left"
+    with pytest.raises(reported, match=about_the_run if reported is CheckpointError else r"terrain\.png"):
         experiment.train(run)
 
 
@@ -293,15 +260,17 @@ class TestRefused:
     def test_options_of_resume_without_it(self, option, monkeypatch, capfd):
         assert "is for --resume" in self.refusal(monkeypatch, capfd, "--env", "Pendulum-v1", *option)
 
-    @pytest.mark.parametrize("name", ["progress.csv", "checkpoint", "Pendulum-v1/config.yml"])
-    def test_a_run_with_links_to_elsewhere(self, name, tmp_path, monkeypatch, capfd):
+    def test_a_run_with_links_to_elsewhere(self, tmp_path, monkeypatch, capfd):
         folder = short_run(tmp_path)
-        moved = (folder.path / name).rename(tmp_path / "elsewhere")
-        (folder.path / name).symlink_to(moved)
-        before = moved.stat()
-        printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
-        assert "leads out of the run's folder" in printed
-        assert moved.stat().st_mtime_ns == before.st_mtime_ns
+        for name in ("progress.csv", "checkpoint", "Pendulum-v1/config.yml"):
+            moved = (folder.path / name).rename(tmp_path / "elsewhere")
+            (folder.path / name).symlink_to(moved)
+            before = moved.stat()
+            printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+            assert "leads out of the run's folder" in printed
+            assert moved.stat().st_mtime_ns == before.st_mtime_ns
+            (folder.path / name).unlink()
+            moved.rename(folder.path / name)
 
     @pytest.mark.parametrize(
         ("changed", "said"),
@@ -316,19 +285,16 @@ class TestRefused:
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
         assert said in self.refusal(monkeypatch, capfd, "--resume", folder.path)
 
-    @pytest.mark.parametrize(
-        ("file", "name", "said"),
-        [("config", "n_envs", "n_envs 1,000,000"), ("arguments", "num_threads", "num_threads 1,000,000")],
-    )
-    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, file, name, said, tmp_path, monkeypatch, capfd):
+    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, tmp_path, monkeypatch, capfd):
         folder = short_run(tmp_path)
-        settings = {"config": folder.config(), "arguments": folder.arguments()}
-        settings[file][name] = 1_000_000
-        folder.write_settings(**settings)
+        config, arguments = folder.config(), folder.arguments()
         monkeypatch.setattr(experiment, "open_env", None)
         monkeypatch.setattr(th, "set_num_threads", None)
-        printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
-        assert f"ask for {said}, but its checkpoint was made with 1" in printed
+        many = 1_000_000
+        for settings in (({**config, "n_envs": many}, arguments), (config, {**arguments, "num_threads": many})):
+            folder.write_settings(*settings)
+            printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+            assert re.search(r"ask for (n_envs|num_threads) 1,000,000, but its checkpoint was made with 1", printed)
 
     def test_a_folder_without_a_run(self, tmp_path, monkeypatch, capfd):
         assert "is not a run" in self.refusal(monkeypatch, capfd, "--resume", tmp_path)
@@ -347,7 +313,7 @@ class TestRefused:
 
 class TestOtherAlgorithms:
     @pytest.mark.parametrize("algorithm", [TD3, SAC])
-    def test_sb3s_go_on_exactly_with_resumable_before_them(self, algorithm, tmp_path):
+    def test_sb3s_resume_exactly_with_resumable_before_them(self, algorithm, tmp_path):
         class Ours(Resumable, algorithm):
             pass
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import re
 import shutil
 import signal
@@ -15,7 +14,6 @@ import yaml
 from optuna import TrialPruned
 from rich.console import Console
 
-from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results import scores
@@ -26,7 +24,7 @@ from sb3_td3x.runs import experiment
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
-from tests.commands import called, td3x
+from tests.commands import called, stop_after, td3x
 from tests.studies import SHORT, made, nodes, resumed_at, saved_steps, study, tables
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
@@ -436,15 +434,3 @@ class TestRunners:
         assert tables(tmp_path / "local") == tables(tmp_path / "ray")
         assert len(tables(tmp_path / "ray")) == 4
         assert (tmp_path / "local" / "summary.csv").exists()
-
-
-def stop_after(monkeypatch, steps):
-    """Let a Ctrl-C come at this step."""
-    on_step = TD3XCheckpointCallback._on_step
-
-    def interrupted(callback):
-        if callback.num_timesteps == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-        return on_step(callback)
-
-    monkeypatch.setattr(TD3XCheckpointCallback, "_on_step", interrupted)

@@ -98,8 +98,13 @@ class ActionForObservation(Probe):
     )
 
 
-@pytest.mark.parametrize("probe", [ConstantReward, ObservedReward, DelayedReward, ActionReward, ActionForObservation])
-@pytest.mark.parametrize("n_quantiles", [1, 25])
+@pytest.mark.parametrize(
+    ("probe", "n_quantiles"),
+    [
+        *((probe, 1) for probe in (ConstantReward, ObservedReward, DelayedReward, ActionReward, ActionForObservation)),
+        *((probe, 25) for probe in (DelayedReward, ActionForObservation)),
+    ],
+)
 def test_value_and_action_are_found(probe, n_quantiles):
     algorithm = model(
         probe(), learning_rate=3e-3, gamma=GAMMA, tau=0.05, learning_starts=100, batch_size=64,

@@ -1,7 +1,5 @@
 """Truncated quantile critics do what their paper says, everywhere scalar critics work, and one quantile is a scalar critic."""
 
-import copy
-import json
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +38,9 @@ def random_case(seed, critics=2, n=5, m=6):
     return quantiles, random.normal(scale=2, size=(4, m))
 
 
-class TestRule:
-    @pytest.mark.parametrize("drop", [0, 1, 4])
-    @pytest.mark.parametrize("critics", [1, 2, 3])
-    def test_target_keeps_what_the_slow_twin_keeps(self, critics, drop):
+class TestLosses:
+    @pytest.mark.parametrize(("critics", "drop"), [(1, 0), (2, 1), (3, 4)])
+    def test_target_keeps_what_the_reference_keeps(self, critics, drop):
         quantiles, _ = random_case(0, critics)
         rewards, dones = np.arange(4.0).reshape(4, 1), np.array([[0.0], [1.0], [0.0], [0.0]])
         expected = rewards + 0.9 * (1 - dones) * kept_quantiles(quantiles, drop)
@@ -51,20 +48,19 @@ class TestRule:
         assert found.shape == (4, critics * (5 - drop))
         np.testing.assert_allclose(np.sort(found.numpy()), expected, rtol=1e-14)
 
-    @pytest.mark.parametrize("seed", range(3))
-    def test_loss_and_gradient_are_the_slow_twins(self, seed):
-        quantiles, target = random_case(seed)
-        current, wanted = tensors(quantiles, target)
+    def test_loss_and_gradient_are_the_references(self):
+        quantiles, target = random_case(0)
+        current, targets = tensors(quantiles, target)
         for tensor in current:
             tensor.requires_grad_()
-        loss = losses.quantile_critic_loss(current, wanted)
-        twins = [quantile_huber(one, target) for one in quantiles]
-        assert loss.item() == pytest.approx(sum(twin[0] for twin in twins) / 2, rel=1e-13)
-        for tensor, (_, gradient) in zip(current, twins, strict=True):
-            (found,) = th.autograd.grad(loss, tensor, retain_graph=True)
-            np.testing.assert_allclose(found.numpy(), gradient / 2, rtol=1e-12)
+        loss = losses.quantile_critic_loss(current, targets)
+        expected = [quantile_huber(values, target) for values in quantiles]
+        assert loss.item() == pytest.approx(sum(value for value, _ in expected) / 2, rel=1e-13)
+        for tensor, (_, gradient) in zip(current, expected, strict=True):
+            (computed,) = th.autograd.grad(loss, tensor, retain_graph=True)
+            np.testing.assert_allclose(computed.numpy(), gradient / 2, rtol=1e-12)
 
-    def test_the_twins_own_gradient_is_that_of_its_loss(self):
+    def test_the_references_gradient_is_that_of_its_loss(self):
         (quantiles, *_), target = random_case(7)
         _, gradient = quantile_huber(quantiles, target)
         for place in np.ndindex(quantiles.shape):
@@ -145,7 +141,7 @@ class TestDropping:
         assert outcomes == sorted(outcomes, reverse=True)
         assert outcomes[0] - outcomes[2] > 1e-3
 
-    @pytest.mark.parametrize("drop", [5, 7, -1, 1.5, "many", None])
+    @pytest.mark.parametrize("drop", [5, -1, 1.5, None])
     def test_a_count_that_leaves_nothing_or_is_none_is_refused_also_when_edited(self, drop, tmp_path):
         with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
             model(n_quantiles=5, top_quantiles_to_drop_per_net=drop)
@@ -177,8 +173,7 @@ class TestDropping:
 
 
 class TestEverywhere:
-    @pytest.mark.parametrize("n_critics", [1, 3])
-    @pytest.mark.parametrize("share", [False, True])
+    @pytest.mark.parametrize(("n_critics", "share"), [(1, False), (3, True)])
     @pytest.mark.parametrize(
         ("policy", "space"),
         [
@@ -224,13 +219,9 @@ class TestEverywhere:
         algorithm.learn(60, callback=EvalCallback(Monitor(LineEnv()), n_eval_episodes=1, eval_freq=20, verbose=0))
         assert algorithm._n_updates > 0
 
-    def test_can_be_copied(self):
-        algorithm = model(**QUANTILES).learn(20)
-        assert largest_difference(weights(copy.deepcopy(algorithm)), weights(algorithm)) == 0
-
 
 class TestFiles:
-    def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(self, tmp_path):
+    def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(self, tmp_path):
         stays, moves = ready(top_quantiles_to_drop_per_net=1), ready(top_quantiles_to_drop_per_net=1)
         for algorithm in (stays, moves):
             train(algorithm, range(4))
@@ -249,12 +240,8 @@ class TestFiles:
         assert loaded.n_quantiles == 5
         assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
 
-    @pytest.mark.parametrize("name", ["sb3_td3_2.9.2"])
-    def test_a_file_from_before_has_scalar_critics_whatever_the_default_is(self, name):
-        loaded = TD3X.load(GOLDEN / f"{name}.zip")
-        assert loaded.n_quantiles == 1
-        expected = json.loads((GOLDEN / f"{name}.json").read_text())["actions"]
-        np.testing.assert_allclose(loaded.predict(OBSERVATIONS)[0].flatten(), expected, rtol=1e-5)
+    def test_a_file_of_sb3_has_scalar_critics_whatever_the_default_is(self):
+        assert TD3X.load(GOLDEN / "sb3_td3_2.9.2.zip").n_quantiles == 1
 
     def test_another_number_of_quantiles_is_refused_at_load(self, tmp_path):
         with pytest.raises(ValueError, match="n_quantiles cannot be 25: the critics in the file have 1"):
@@ -295,10 +282,9 @@ class TestPolicies:
             assert algorithm.n_quantiles == getattr(algorithm.critic, "n_quantiles", 1) == expected
         assert capsys.readouterr().out.count("n_quantiles: 1 (Own has scalar critics only)") == 1
 
-    def test_ones_own_policy_derived_from_ours_has_them(self):
+    def test_a_users_policy_derived_from_ours_has_them(self):
         class Own(TD3XPolicy):
-            def __init__(self, *args, **kwargs):
-                super().__init__(*args, **kwargs)
+            pass
 
         assert model(policy=Own, **QUANTILES).learn(20).critic.n_quantiles == 5
 

@@ -89,8 +89,8 @@ class TestLayersAroundVecNormalize:
     @pytest.mark.parametrize(
         ("policy", "normalize", "shape"), [("CnnPolicy", "{norm_obs: false}", (3, 36, 36)), ("MlpPolicy", "true", (36, 36, 3))]
     )
-    def test_the_command_takes_images_that_are_normalised(self, policy, normalize, shape, tmp_path, monkeypatch):
-        """Normalised ones are no images to SB3, which turns only those."""
+    def test_the_command_takes_images_that_are_normalized(self, policy, normalize, shape, tmp_path, monkeypatch):
+        """Normalized ones are no images to SB3, which turns only those."""
         monkeypatch.setitem(gym.registry, "Seen-v0", gym.envs.registration.EnvSpec("Seen-v0", partial(LineEnv, PICTURE)))
         overrides = (f"policy={policy}", f"normalize={normalize}", "learning_starts=10", "buffer_size=100")
         run = prepared(tmp_path, "Seen-v0", overrides, steps=30, eval_freq=20, eval_episodes=1)
@@ -100,8 +100,10 @@ class TestLayersAroundVecNormalize:
 
 
 class TestOtherNumberOfEnvironments:
-    @pytest.mark.parametrize("noise", [0.1, OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))])
-    @pytest.mark.parametrize(("saved", "loaded"), [(2, 3), (2, 1), (1, 2)])
+    @pytest.mark.parametrize(
+        ("noise", "saved", "loaded"),
+        [(0.1, 2, 3), (0.1, 2, 1), (0.1, 1, 2), (OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)), 2, 3)],
+    )
     def test_action_noise_fits_after_load(self, tmp_path, noise, saved, loaded):
         model(line_envs(saved), action_noise=noise).learn(40).save(tmp_path / "model")
         again = TD3X.load(tmp_path / "model", env=line_envs(loaded)).learn(40)
@@ -164,7 +166,7 @@ class TestRandomGeneratorsAtLoad:
         assert th.equal(draws[0], draws[1])
         assert not th.equal(draws[0], draws[2])
 
-    def test_target_noise_goes_on_where_it_was(self, tmp_path):
+    def test_target_noise_continues_where_it_was(self, tmp_path):
         saved = model(seed=7).learn(40)
         saved.save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
@@ -172,7 +174,7 @@ class TestRandomGeneratorsAtLoad:
         assert th.equal(*draw)
 
 
-class TestGoingOnWithoutTheReplayBuffer:
+class TestResumingWithoutTheReplayBuffer:
     @pytest.mark.parametrize("saved_at", [25, 30, 60])
     def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path, saved_at):
         model(learning_starts=30).learn(saved_at).save(tmp_path / "model")
@@ -192,7 +194,7 @@ class TestGoingOnWithoutTheReplayBuffer:
         expected, _ = loaded.predict(buffer.observations[:5, 0])
         np.testing.assert_allclose(buffer.actions[:5, 0], expected, atol=1e-6)
 
-    def test_with_its_buffer_training_goes_on_at_once(self, tmp_path):
+    def test_with_its_buffer_training_continues_at_once(self, tmp_path):
         saved = model(learning_starts=30).learn(60)
         saved.save(tmp_path / "model"), saved.save_replay_buffer(tmp_path / "buffer")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
@@ -265,8 +267,7 @@ class TestNotANumber:
                     observation = np.full_like(observation, self.value)
             return observation, reward, terminated, truncated, info
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf])
-    @pytest.mark.parametrize("where", ["reward", "observation"])
+    @pytest.mark.parametrize(("where", "value"), [("reward", np.inf), ("observation", np.nan)])
     @pytest.mark.parametrize("normalize", [False, True])
     def test_from_the_environment_is_named_and_kept_out_of_buffer_and_weights(self, where, value, normalize):
         env = DummyVecEnv([lambda: self.Broken(where, value)])

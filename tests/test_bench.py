@@ -102,11 +102,18 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
     assert {row["name"] for row in figures["rows"]} >= {speed.BASELINE, speed.FLOOR}
 
 
-@pytest.mark.parametrize("option", [["--net", "wide"], ["--batch", "0"], ["--device", "tpu"], ["--repeats", "0"]])
+@pytest.mark.parametrize("option", [["--net", "wide"], ["--net", "8,0"], ["--device", "tpu"]])
 def test_nonsense_is_refused_before_anything_is_measured(option):
     result = CliRunner().invoke(cli.app, ["bench", *option])
     assert isinstance(result.exception, ValueError)
     assert result.output == ""
+
+
+@pytest.mark.parametrize("option", ["--batch", "--repeats"])
+def test_a_size_of_zero_is_refused_too(option):
+    result = CliRunner().invoke(cli.app, ["bench", option, "0"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
 
 
 def test_a_place_for_the_figures_is_made_or_refused_before_anything_is_measured(tmp_path):

@@ -70,7 +70,7 @@ class TestOptions:
 
     def test_without_a_terminal_a_line_says_how_far_the_run_is(self, heard, monkeypatch):
         monkeypatch.setattr(progress, "LIFE_SECONDS", 0.05)
-        lines = [line for line in heard(*PENDULUM, "--steps", 600).splitlines() if "min left" in line]
+        lines = [line for line in heard(*PENDULUM, "--steps", 600).splitlines() if " left" in line]
         assert any("no episode has ended yet" in line for line in lines)
         assert any("steps/s  mean episode return -1" in line for line in lines)
 
@@ -215,11 +215,6 @@ class TestErrors:
         assert "Traceback" in printed
         assert "KeyError: 'a bug'" in printed
         assert not list(tmp_path.glob("td3x/*"))
-
-    def test_a_name_with_spaces_that_is_not_quoted_is_recognized(self):
-        result = CliRunner().invoke(cli.app, ["eval", "my", "run"])
-        assert result.exit_code == 2
-        assert "a name with spaces needs quotes" in " ".join(result.output.replace("│", " ").split())
 
     def test_control_characters_from_files_do_not_reach_the_terminal(self, tmp_path, monkeypatch, capfd):
         title = "\x1b]0;owned\x07\x9b2J"

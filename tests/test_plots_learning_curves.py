@@ -76,7 +76,8 @@ class TestReading:
 
     def test_a_folder_of_runs_and_a_runs_own_scores(self, tmp_path):
         runs = [evaluated(tmp_path / "logs", seed) for seed in range(2)]
-        assert [one.seed for one in scores.read([tmp_path / "logs" / "td3x"])] == [0, 1]
+        for folder in (tmp_path / "logs", tmp_path / "logs" / "td3x"):
+            assert [one.seed for one in scores.read([folder])] == [0, 1]
         (run := runs[1].path / SCORES).write_text("timesteps,mean_return,std_return,wall_seconds\n")
         assert [one.seed for one in scores.read([run])] == [1]
 

@@ -14,6 +14,7 @@ import yaml
 from optuna import TrialPruned
 from rich.console import Console
 
+from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results import scores
@@ -275,6 +276,12 @@ class TestResults:
         assert printed.startswith("1 failed, 1 waiting, 4 done")
         assert printed.count("450/450") == 4
         assert table.line(Outcome(failed, False, "no luck")).endswith("failed at 0 of 450 steps, no score yet")
+
+    def test_the_table_shows_names_as_they_are_and_obeys_none(self, tmp_path):
+        run = grid.StudyRun("td3x", "[red]:fire:\x1b[2J", "Pendulum-v1", 0)
+        console = PlainConsole(width=100, file=io.StringIO())
+        console.print(RunsTable([run], StudyFolder.at(tmp_path)).render())
+        assert r"[red]:fire:\x1b[2J" in console.file.getvalue()
 
     def test_a_run_under_way_has_the_steps_and_the_rate_of_its_log(self, tmp_path):
         (run,) = study(tmp_path / "s.yml", seeds=[0])

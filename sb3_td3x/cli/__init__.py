@@ -5,10 +5,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from sb3_td3x.cli import commands, study, train
 from sb3_td3x.cli.console import escaped
@@ -22,18 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Command(TyperCommand):
-    """Tells what an extra argument usually is: the rest of a name with spaces."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if "unexpected extra argument" in str(getattr(error, "message", "")):
-                error.message += "; a name with spaces needs quotes"  # type: ignore[attr-defined]
-            raise
 
 
 def _version(is_asked: bool) -> None:
@@ -50,7 +37,7 @@ def _options(
 
 COMMANDS: dict[str, Callable[..., None]] = {"train": train.command, "study": study.command, **commands.COMMANDS}
 for _name, _function in COMMANDS.items():
-    app.command(_name, cls=Command)(_function)
+    app.command(_name)(_function)
 
 
 def main() -> None:
@@ -74,7 +61,7 @@ def _can_be_fixed(error: Exception) -> bool:
     gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
     if isinstance(error, MemoryError) or (gymnasium and isinstance(error, gymnasium.error.DependencyNotInstalled)):
         return True
-    return isinstance(error, (ValueError, OSError)) and (gymnasium is None or not _is_of(gymnasium.Env, error))
+    return isinstance(error, (ValueError, OSError)) and not (gymnasium and _is_of(gymnasium.Env, error))
 
 
 def _is_of(env_class: type, error: Exception) -> bool:
@@ -86,13 +73,9 @@ def _is_of(env_class: type, error: Exception) -> bool:
 
 def fail(error: Exception) -> int:
     """Print an error as one line; return the exit code."""
-    print(escaped("error: " + " ".join(_text(error).split())), file=sys.stderr)  # noqa: T201
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
+        path = Path(error.filename)  # of a hidden file, which is a partial one of ours, the folder is named
+        text = f"{path.parent if path.name.startswith('.') else path} cannot be read or written: {error.strerror}"
+    print(escaped("error: " + " ".join(text.split())), file=sys.stderr)  # noqa: T201
     return 2
-
-
-def _text(error: Exception) -> str:
-    """For an error of the operating system: the file first, or the folder of a hidden file, which is a partial one of ours."""
-    if not isinstance(error, OSError) or not error.strerror or not isinstance(error.filename, (str, os.PathLike)):
-        return str(error)
-    path = Path(error.filename)
-    return f"{path.parent if path.name.startswith('.') else path} cannot be read or written: {error.strerror}"

@@ -7,12 +7,15 @@ from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole
+
+if TYPE_CHECKING:
+    from sb3_td3x.results.run_dir import RunDir
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")]
@@ -25,6 +28,13 @@ class XAxis(str, Enum):
     both = "both"
 
 
+def _opened(run: Path) -> "RunDir":
+    """A run's folder, before torch is imported: a wrong one is reported at once."""
+    from sb3_td3x.results.run_dir import RunDir
+
+    return RunDir.open(run)
+
+
 def evaluate(
     run: RunFolder,
     episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 10,
@@ -33,10 +43,8 @@ def evaluate(
     trust: Trust = False,
 ) -> None:
     """Evaluate a run's best model on fresh episodes, without exploration noise."""
-    from sb3_td3x.results.run_dir import RunDir
+    folder = _opened(run)
     from sb3_td3x.results.scores import score_text
-
-    folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
     returns = play.evaluate(folder, episodes, seed, device, trust)
@@ -55,10 +63,8 @@ def enjoy(
     trust: Trust = False,
 ) -> None:
     """Watch a run's best model: in a window where there is a display, otherwise as a video."""
-    from sb3_td3x.results.run_dir import RunDir
+    folder = _opened(run)
     from sb3_td3x.results.scores import score_text
-
-    folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
     console = PlainConsole()
@@ -97,10 +103,9 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
 ) -> None:
     """Write a run, finished or not, as one HTML page that loads nothing: scores, diagnostics, video, settings, commands."""
+    folder = _opened(run)
     from sb3_td3x.publish import report
-    from sb3_td3x.results.run_dir import RunDir
 
-    folder = RunDir.open(run)
     page = out or folder.report
     report.write(folder, page)
     PlainConsole().print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
@@ -113,9 +118,8 @@ def export(
 ) -> None:
     """Write a run's best model as an ONNX graph, from raw observations to actions of the environment."""
     from sb3_td3x.common import files
-    from sb3_td3x.results.run_dir import RunDir
 
-    folder = RunDir.open(run)
+    folder = _opened(run)
     out = onnx or folder.model().with_suffix(".onnx")
     if out.suffix != ".onnx":
         raise ValueError(f"a graph is written as .onnx, not as {out.name}")
@@ -140,10 +144,9 @@ def push(
     trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,
 ) -> None:
     """Evaluate a run's best model, write its model card and upload both to the Hugging Face Hub."""
+    console, folder = PlainConsole(), _opened(run)
     from sb3_td3x.publish import hub
-    from sb3_td3x.results.run_dir import RunDir
 
-    console, folder = PlainConsole(), RunDir.open(run)
     with TemporaryDirectory() as temporary:
         out = to_folder or Path(temporary)
         with console.status("evaluating"):
@@ -169,46 +172,44 @@ def pull(
 
 
 def bench(
-    batch: Annotated[int, typer.Option(help="Transitions per update.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Transitions per update.")] = 256,
     net: Annotated[str, typer.Option(help="Hidden layers.")] = "400,300",
-    observations: Annotated[int, typer.Option(help="Numbers in an observation.")] = 22,
-    actions: Annotated[int, typer.Option(help="Numbers in an action.")] = 6,
-    critics: Annotated[int, typer.Option(help="Number of critics.")] = 2,
-    quantiles: Annotated[int, typer.Option(help="Also measure critics with this number of quantiles.")] = 1,
-    buffer: Annotated[int, typer.Option(help="Transitions in the replay buffer.")] = 100_000,
-    threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
+    observations: Annotated[int, typer.Option(min=1, help="Numbers in an observation.")] = 22,
+    actions: Annotated[int, typer.Option(min=1, help="Numbers in an action.")] = 6,
+    critics: Annotated[int, typer.Option(min=1, help="Number of critics.")] = 2,
+    quantiles: Annotated[int, typer.Option(min=1, help="Also measure critics with this number of quantiles.")] = 1,
+    buffer: Annotated[int, typer.Option(min=1, help="Transitions in the replay buffer.")] = 100_000,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="Turns of each contender; fewer if two minutes are over.")] = 11,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each contender; fewer if two minutes are over.")] = 11,
     quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds, and what the compiler needs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Measure updates: TD3X's paths compared with SB3's TD3 (and SBX's, if installed). Two minutes at most once compiled."""
+    layers = net.split(",")
+    if not all(size.strip().isdigit() and int(size) for size in layers):
+        raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
     import torch as th
     from stable_baselines3.common.utils import get_device
 
     from sb3_td3x.common import files
-    from sb3_td3x.common.validation import check_int
     from sb3_td3x.runs import speed
     from sb3_td3x.runs.experiment import require_device
     from sb3_td3x.td3x.precision import processor
 
     require_device(device)
     device = get_device(device).type
-    sizes = {"batch_size": batch, "observations": observations, "actions": actions}
-    sizes |= {"n_critics": critics, "buffer_size": buffer, "n_quantiles": quantiles}
-    if not all(part.strip().isdigit() for part in net.split(",")):
-        raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
-    layers = tuple(check_int("net", int(part), minimum=1) for part in net.split(","))
-    numbers = {name: check_int(name, value, minimum=1) for name, value in sizes.items()}
-    case = speed.Case(net_arch=layers, **numbers)
-    th.set_num_threads(check_int("threads", threads, minimum=1))
-    check_int("repeats", repeats, minimum=1)
+    case = speed.Case(
+        batch_size=batch, observations=observations, actions=actions, net_arch=tuple(map(int, layers)),
+        n_critics=critics, buffer_size=buffer, n_quantiles=quantiles,
+    )  # fmt: skip
+    th.set_num_threads(threads)
     if out is not None:
         files.require_writable(out)
     console = PlainConsole()
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}")
-    limits = {"seconds": 20.0, "updates": 10} if quick else {"seconds": 120.0, "updates": 40}
-    rows = speed.summary(speed.compare(case, device, repeats, **limits, announce=console.print))  # type: ignore[arg-type]
+    seconds, updates = (20.0, 10) if quick else (120.0, 40)
+    rows = speed.summary(speed.compare(case, device, repeats, seconds=seconds, updates=updates, announce=console.print))
     console.print(_table(rows))
     if out is not None:
         facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}

@@ -1,5 +1,6 @@
 """What a training run shows while it goes: its progress, the algorithm's messages, and trackers."""
 
+import math
 import sys
 import threading
 import time
@@ -106,7 +107,10 @@ class ShowProgress(BaseCallback):
             steps, rate = self.model.num_timesteps, self._rate()
             returns = [episode["r"] for episode in list(self.model.ep_info_buffer or ())]
             score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            left = f"{(self.total - steps) / rate / 60:,.0f} min left" if rate else "time left unknown"
+            seconds = (self.total - steps) / rate if rate else math.inf
+            left = (
+                f"{seconds:.0f} s left" if seconds < 100 else f"{seconds / 60:,.0f} min left" if rate else "time left unknown"
+            )
             self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
 
     def _on_training_start(self) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from sb3_td3x.cli.console import PlainConsole
+from sb3_td3x.cli.console import PlainConsole, escaped
 
 if TYPE_CHECKING:
     from sb3_td3x.runs.study.attempt import Progress, StudyFolder
@@ -73,7 +73,7 @@ def command(
 
 
 def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> None:
-    """One job of a scheduler: exit code 1 if it was told to stop; the same command resumes it."""
+    """One job of a scheduler: exit code 1 if it was told to stop."""
     from sb3_td3x.runs.study import attempt
 
     console.print(f"{run.name}, which prints to {folder.printed(run)}")
@@ -108,14 +108,12 @@ class RunsTable:
         self.runs, self.folder = runs, folder
         self.totals = {run: run.experiment().hyperparameters()["n_timesteps"] for run in runs}
         self.outcomes: dict[StudyRun, Outcome] = {}
-        self._done: dict[StudyRun, Progress] = {}  # their progress does not change any more
+        self._done: dict[StudyRun, Progress] = {}  # does not change any more and is not read again
 
     def progress(self, run: "StudyRun") -> "Progress":
         from sb3_td3x.runs.study.attempt import progress
 
-        if run in self._done:
-            return self._done[run]
-        current = progress(run, self.folder)
+        current = self._done.get(run) or progress(run, self.folder)
         if current.state == "done":
             self._done[run] = current
         elif run in self.outcomes and self.outcomes[run].error:
@@ -146,5 +144,5 @@ class RunsTable:
             rate = "" if current.rate is None else f"{current.rate:.0f}"
             score = "" if current.score is None else score_text(current.score)
             steps = f"{current.steps:,}/{self.totals[run]:,}"
-            table.add_row(run.setting, run.env, str(run.seed), steps, rate, score, current.state)
+            table.add_row(escaped(run.setting), escaped(run.env), str(run.seed), steps, rate, score, current.state)
         return table

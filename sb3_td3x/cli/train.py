@@ -1,5 +1,6 @@
 """``td3x train``: one run to a folder with scores, models, checkpoints, plot and video."""
 
+import re
 import shlex
 import sys
 import warnings
@@ -59,33 +60,32 @@ def command(
 
     _check_options(context, resume, track)
     console = PlainConsole()
-    if resume and run_folder is not None:
-        folder, wanted = RunDir.open(run_folder), None
+    if run_folder is not None:
+        folder = RunDir.open(run_folder)
         settings.require_registered(settings.Experiment.of_arguments(folder).env_id, may_import=trust)
+        from sb3_td3x.runs import experiment
+
+        run = experiment.resume(folder, steps, checkpoint, trust)
     else:
         if env is None:
             raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
-        wanted = settings.Experiment(
+        requested = settings.Experiment(
             env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out,
             env_kwargs=_env_kwargs(env_kwargs), video=video,
         )  # fmt: skip
-        settings.check(wanted)
-    from sb3_td3x.common.lock import is_touched
-    from sb3_td3x.runs import experiment
+        settings.check(requested)
+        from sb3_td3x.runs import experiment
 
-    if wanted is None:
-        run = experiment.resume(folder, steps, checkpoint, trust)
-    elif resume:
-        run = experiment.resume(_newest_unfinished(wanted), None, checkpoint, trust, wanted.env_kwargs)
-    else:
-        if unfinished := [folder for folder in experiment.unfinished(wanted) if not is_touched(folder.path)]:
-            console.print(f"to resume an unfinished run of these settings: {_resumption(unfinished[-1])}")
-        run = experiment.prepare(wanted, command=_command_line())
-    is_filmed = video if _is_given(context, "video") else run.experiment.video
-    _name_left_out(console, is_filmed)
+        if resume:
+            run = experiment.resume(_newest_unfinished(requested), None, checkpoint, trust, requested.env_kwargs)
+        else:
+            _name_unfinished(console, requested)
+            run = experiment.prepare(requested, command=_command_line())
+    makes_video = video if _is_set(context, "video") else run.experiment.video
+    _name_left_out(console, makes_video)
     if not _train(console, run, verbose, track):
         raise typer.Exit(1)
-    if is_filmed:
+    if makes_video:
         _record(console, run, trust)
 
 
@@ -101,14 +101,17 @@ def _env_kwargs(texts: list[str] | None) -> dict[str, Any] | None:
 
 def _command_line() -> str:
     """For ``args.yml``, without --out: it says where this machine has its files, not what the run is."""
-    words = iter(sys.argv[1:])
-    kept = []
-    for word in words:
-        if word == "--out":
-            next(words, None)
-        elif not word.startswith("--out="):
-            kept.append(word)
-    return shlex.join(["td3x", *kept])
+    words = ["td3x", *sys.argv[1:]]
+    pairs = zip(["", *words], words, strict=False)
+    return shlex.join(word for before, word in pairs if before != "--out" and not re.match("--out(=|$)", word))
+
+
+def _name_unfinished(console: PlainConsole, requested: "Experiment") -> None:
+    from sb3_td3x.common.lock import is_touched
+    from sb3_td3x.runs import experiment
+
+    if stopped := [folder for folder in experiment.unfinished(requested) if not is_touched(folder.path)]:
+        console.print(f"to resume an unfinished run of these settings: {_resumption(stopped[-1])}")
 
 
 def _name_left_out(console: PlainConsole, video: bool) -> None:
@@ -124,10 +127,10 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     from sb3_td3x.cli.progress import ShowProgress, outputs
     from sb3_td3x.runs import experiment
 
-    what = run.experiment
+    settings = run.experiment
     steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
     where = f"{run.model.device.type} → {run.folder.path}"
-    console.print(f"{what.env_id}, preset {what.preset}, seed {what.seed}, {steps} on {where}")
+    console.print(f"{settings.env_id}, preset {settings.preset}, seed {settings.seed}, {steps} on {where}")
     run.model.logger.output_formats += outputs(console, run, verbose, track)
     with ShowProgress(console, run.total, bar=console.is_terminal and not verbose) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
@@ -153,19 +156,19 @@ def _check_options(context: typer.Context, resume: bool, track: str | None) -> N
     if track and find_spec("wandb") is None:
         raise ValueError("--track wandb needs wandb: pip install wandb")
     for name in ("run_folder", "checkpoint", "trust"):
-        if not resume and _is_given(context, name):
+        if not resume and _is_set(context, name):
             instead = "; an environment is named with --env" if name == "run_folder" else ""
             raise typer.BadParameter(f"{_shown(name)} is for --resume{instead}")
-    if resume and _is_given(context, "run_folder"):  # its folder holds its settings; only its length may change
+    if resume and _is_set(context, "run_folder"):  # its folder holds its settings; only its length may change
         allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "video", "verbose", "track"}
-        given = [_shown(name) for name in context.params if name not in allowed and _is_given(context, name)]
-        if given:
+        refused = [_shown(name) for name in context.params if name not in allowed and _is_set(context, name)]
+        if refused:
             raise typer.BadParameter(
-                f"{', '.join(given)} cannot be changed with --resume RUN: the run's folder holds its settings"
+                f"{', '.join(refused)} cannot be changed with --resume RUN: the run's folder holds its settings"
             )
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def _is_set(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
@@ -174,15 +177,14 @@ def _shown(name: str) -> str:
     return {"run_folder": "RUN", "set_": "--set"}.get(name, f"--{name.replace('_', '-')}")
 
 
-def _newest_unfinished(wanted: "Experiment") -> "RunDir":
+def _newest_unfinished(requested: "Experiment") -> "RunDir":
     from sb3_td3x.runs import experiment
 
-    if unfinished := experiment.unfinished(wanted):
+    if unfinished := experiment.unfinished(requested):
         return unfinished[-1]
-    differing = "; ".join(
-        f"{name} has {', '.join(what)}" for name, what in experiment.differing_settings(wanted).items() if what
-    )
-    raise ValueError(f"no unfinished run with these settings in {wanted.out}" + (f" ({differing})" if differing else ""))
+    others = experiment.differing_settings(requested).items()
+    differing = "; ".join(f"{name} has {', '.join(settings)}" for name, settings in others if settings)
+    raise ValueError(f"no unfinished run with these settings in {requested.out}" + (f" ({differing})" if differing else ""))
 
 
 def _resumption(folder: "RunDir") -> str:

@@ -5,6 +5,7 @@ Before anything is written, the model and its normalization statistics are loade
 """
 
 import json
+import re
 import shutil
 import zipfile
 from datetime import datetime, timezone
@@ -31,18 +32,10 @@ def model_name(env_id: str) -> str:
 
 
 def require_repository(repo_id: str) -> None:
-    """
-    :raises ValueError: if a package is missing, or if the name is not ``user/name``
-    """
+    """``ValueError`` if a package is missing, or if the name is not ``user/name``."""
     if missing := [name for name in ("huggingface_hub", "jinja2") if find_spec(name) is None]:
         raise ValueError(f"the Hugging Face Hub needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is not the name of a repository: {error}") from error
-    if repo_id.count("/") != 1:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
 
 
@@ -71,18 +64,16 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
             raise
         returns, is_safe = play.evaluate(run, episodes, seed, "cpu", trust), False
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run.model(), out / f"{model_name(run.env_id)}.zip")
-    shutil.copyfile(run.config_file, out / "config.yml")
-    shutil.copyfile(run.args_file, out / "args.yml")
-    env_kwargs = run.arguments().get("env_kwargs") or {}
-    (out / "env_kwargs.yml").write_text(yaml.safe_dump(env_kwargs))  # rl-zoo3's download expects this file
-    if (statistics := run.model_normalization()) is not None:
-        shutil.copyfile(statistics, out / STATISTICS)
-    if run.video.is_file():
-        shutil.copyfile(run.video, out / VIDEO)
+    copies = {run.model(): f"{model_name(run.env_id)}.zip", run.config_file: "config.yml", run.args_file: ARGUMENTS,
+              run.model_normalization(): STATISTICS, run.video: VIDEO}  # fmt: skip
+    for path, name in copies.items():
+        if path is not None and path.is_file():
+            shutil.copyfile(path, out / name)
     with zipfile.ZipFile(out / METRICS, "w", zipfile.ZIP_DEFLATED) as archive:  # as rl-zoo3 unpacks it
         for path in filter(Path.is_file, (run.evaluations, *sorted(run.path.glob("*.csv")))):
             archive.write(path, path.name)
+    # rl-zoo3's download expects this file
+    (out / "env_kwargs.yml").write_text(yaml.safe_dump(run.arguments().get("env_kwargs") or {}))
     results = {
         "mean_reward": float(returns.mean()),
         "std_reward": float(returns.std()),
@@ -114,10 +105,8 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
         if not is_public:
             api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
     except Exception as error:  # the errors of huggingface_hub, of its HTTP library and of the system have no common class
-        raise ValueError(
-            f"{repo_id} cannot be uploaded: {error}. It needs a connection and a token with write access "
-            "(hf auth login, or the variable HF_TOKEN)"
-        ) from error
+        needs = "a connection and a token with write access (hf auth login, or the variable HF_TOKEN)"
+        raise ValueError(f"{repo_id} cannot be uploaded: {error}. It needs {needs}") from error
     if is_public:
         raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private on the Hub, or give another name")
     return str(address)
@@ -137,10 +126,10 @@ def pull(repo_id: str, out: Path) -> RunDir:
 
     try:
         folder = Path(snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
-    except Exception as error:  # those of huggingface_hub, of its HTTP library and of the system have no common class
+    except Exception as error:  # as for an upload
         raise ValueError(f"{repo_id} cannot be downloaded: {error}") from error
-    models = [path for path in folder.glob("*.zip") if path.name != METRICS]
-    if len(models) != 1 or not (folder / ARGUMENTS).is_file() or not (folder / "config.yml").is_file():
+    models = [path.name for path in folder.glob("*.zip") if path.name != METRICS]
+    if len(models) != 1 or not all((folder / name).is_file() for name in (ARGUMENTS, "config.yml")):
         raise ValueError(f"{repo_id} is not the repository of a run: it needs args.yml, config.yml and one model (.zip)")
     env_id = read_settings(folder / ARGUMENTS).get("env")
     if not isinstance(env_id, str):
@@ -148,7 +137,7 @@ def pull(repo_id: str, out: Path) -> RunDir:
     run = RunDir.create(out, env_id)
     run.settings.mkdir()
     run.video.parent.mkdir()
-    copies = {models[0].name: run.best_model, "config.yml": run.config_file, ARGUMENTS: run.args_file,
+    copies = {models[0]: run.best_model, "config.yml": run.config_file, ARGUMENTS: run.args_file,
               STATISTICS: run.best_normalization, VIDEO: run.video}  # fmt: skip
     for name, path in copies.items():
         if (folder / name).is_file():

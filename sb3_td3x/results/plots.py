@@ -39,6 +39,7 @@ UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 MOST_POINTS = 50
 """Points of the interquartile mean, which is bootstrapped anew at each."""
 RESAMPLES = 1000
+CAPTION_LETTERS_PER_INCH = 14
 LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
 """Space for a legend: letters of its size, and how many of them the line and the space of an entry take."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
@@ -293,4 +294,6 @@ def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
-    picture.supxlabel("\n".join([*bands, *notes]), fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4)
+    width = int(picture.get_figwidth() * CAPTION_LETTERS_PER_INCH)
+    caption = "\n".join(textwrap.fill(line, width) for line in (*bands, *notes))
+    picture.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4)

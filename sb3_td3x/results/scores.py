@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_td3x.common.validation import check_int
-from sb3_td3x.results.run_dir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
+from sb3_td3x.results.run_dir import ALGORITHM, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Columns of a study's tables; the table of a single run has only the numbers."""
@@ -85,7 +85,7 @@ def _sources(path: Path) -> list[Path]:
         return [path.parent]
     if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
-    runs = [run for run in sorted([*path.glob("runs/*"), *path.glob("*")]) if RunDir.is_at(run)]
+    runs = [run for run in sorted([*path.glob(f"{ALGORITHM}/*"), *path.glob("runs/*"), *path.glob("*")]) if RunDir.is_at(run)]
     if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
         return evaluated
     if runs:

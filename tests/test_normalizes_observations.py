@@ -59,8 +59,11 @@ class TestStatistics:
         algorithm.predict(np.ones((5, 3)))
         assert largest_difference(weights(algorithm), before) == 0
 
-    @pytest.mark.parametrize("normalizes", [False, True])
-    @pytest.mark.parametrize("space", [None, spaces.Dict({"vector": spaces.Box(-10, 10, (2,))})], ids=["flat", "Dict"])
+    @pytest.mark.parametrize(
+        ("space", "normalizes"),
+        [(None, False), (spaces.Dict({"vector": spaces.Box(-10, 10, (2,))}), True)],
+        ids=["flat", "Dict"],
+    )
     def test_of_a_buffer_that_this_model_has_not_filled_are_counted_before_the_first_update(self, space, normalizes, tmp_path):
         def build():
             env = DummyVecEnv([lambda: LineEnv(space)] * 2)
@@ -97,8 +100,8 @@ class TestStatistics:
 
 
 class TestNetworks:
-    def test_all_four_see_the_normalised_observation(self):
-        """Equal to a policy without normalisation that is given the normalised observation."""
+    def test_all_four_see_the_normalized_observation(self):
+        """Equal to a policy without normalization that is given the normalized observation."""
         algorithm, plain = model(**NORMALIZED), model()
         normalizer = algorithm.policy.normalizer
         normalizer.update(np.array([[1.0, 2.0, -3.0], [5.0, 2.5, -1.0], [4.0, 2.0, 0.0]], np.float32))
@@ -115,7 +118,7 @@ class TestNetworks:
         assert moments(th.tensor([[1e6], [-1e6]])).flatten().tolist() == [10, -10]
 
     @pytest.mark.parametrize("shares", [False, True])
-    def test_one_normaliser_serves_them_all_and_updates_leave_it_alone(self, shares):
+    def test_one_normalizer_serves_them_all_and_updates_leave_it_alone(self, shares):
         kwargs = {"policy_kwargs": {**SMALL, "normalize_observations": True, "share_features_extractor": shares}}
         algorithm = without_output(model(tau=0.5, **kwargs))
         algorithm.policy.normalizer.update(np.random.default_rng(0).normal(3, 2, size=(50, 3)))
@@ -141,7 +144,7 @@ class TestNetworks:
 
 
 class TestObservationSpaces:
-    def test_vectors_of_a_dict_are_normalised_and_images_pass(self):
+    def test_vectors_of_a_dict_are_normalized_and_images_pass(self):
         normalizer = ObservationNormalizer(DICT)
         assert normalizer.keys == ["vector"]
         algorithm = model(
@@ -173,7 +176,7 @@ class TestFiles:
         policy.save(tmp_path / "policy.pth")
         assert largest_difference(TD3XPolicy.load(tmp_path / "policy.pth").state_dict(), policy.state_dict()) == 0
 
-    def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(self, tmp_path):
+    def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(self, tmp_path):
         stays = model(**NORMALIZED).learn(40)
         stays.save(tmp_path / "model")
         moves = TD3X.load(tmp_path / "model", env=LineEnv())

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import numpy as np
@@ -138,26 +137,6 @@ def test_a_power_failure_takes_no_name_of_a_new_folder(tmp_path, monkeypatch):
     save_run(model(seeded()).learn(20), folder.checkpoints)
     named = [tmp_path, tmp_path / "logs", tmp_path / "logs" / "mine", folder.path.parent, folder.path, folder.checkpoints]
     assert set(named) <= set(flushed)
-
-
-def test_threads_may_write_the_same_file(tmp_path):
-    errors, contents = [], [bytes([number]) * 100_000 for number in range(4)]
-
-    def write(content):
-        try:
-            for _ in range(25):
-                files.write(tmp_path / "file.bin", content)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert (tmp_path / "file.bin").read_bytes() in contents
-    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
 
 
 def test_learning_without_a_log_leaves_no_folder(tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import torch as th
 from sb3_td3x.td3x import compiled, precision
 from tests.tools import model
 
-# Inductor's C++ without optimisation, here and in processes that tests start: a program is made in two thirds of the time. The
-# tests that compare a fast path with SB3's and over fifty updates have the code that users have (`optimised`).
+# Inductor's C++ without optimization, here and in processes that tests start: a program is made in two thirds of the time. The
+# tests that compare a fast path with SB3's and over fifty updates have the code that users have (`optimized`).
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
 
 
@@ -56,7 +56,7 @@ def bf16_units(monkeypatch):
 
 
 @pytest.fixture
-def optimised():
+def optimized():
     """Programs are compiled as for users."""
     import torch._inductor.config
 

@@ -24,7 +24,7 @@ def train(algorithm, batches, first=0, **kwargs):
         algorithm.train(1, len(batch.rewards))
 
 
-def optimiser_states(algorithm):
+def optimizer_states(algorithm):
     return {
         f"{name} {index} {key}": value.clone()
         for name in ("actor", "critic")
@@ -34,7 +34,7 @@ def optimiser_states(algorithm):
 
 
 def assert_equal(plain, compiled, rtol=1e-5, atol=1e-7):
-    for left, right in ((weights(plain), weights(compiled)), (optimiser_states(plain), optimiser_states(compiled))):
+    for left, right in ((weights(plain), weights(compiled)), (optimizer_states(plain), optimizer_states(compiled))):
         assert left.keys() <= right.keys()
         # Moments that no gradient has reached yet are zeros on the compiled path and absent on the plain one
         left = {name: left.get(name, th.zeros_like(value)) for name, value in right.items()}

@@ -1,6 +1,4 @@
-"""``qf_learning_rate`` is the critics' alone; without it all is as it was. Its numbers: ``test_update_matches_the_paper``."""
-
-from pathlib import Path
+"""``qf_learning_rate`` is the critics' alone; without it there is one rate. Its numbers: ``test_update_matches_the_paper``."""
 
 import pytest
 from stable_baselines3 import TD3
@@ -10,8 +8,6 @@ from sb3_td3x import TD3X, ModelFileError, UntrustedModelError
 from tests.test_every_setting_has_an_effect import run
 from tests.tools import LineEnv, largest_difference, model, weights, without_output
 from tests.zips import with_attributes
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def rates(algorithm):
@@ -68,9 +64,3 @@ def test_a_file_with_another_thing_there_is_refused(tmp_path, value):
     (tmp_path / "bad.zip").write_bytes(with_attributes((tmp_path / "model.zip").read_bytes(), qf_learning_rate=value))
     with pytest.raises(ModelFileError, match="qf_learning_rate"):
         TD3X.load(tmp_path / "bad")
-
-
-@pytest.mark.parametrize("name", ["sb3_td3_2.9.2"])
-def test_a_file_from_before_has_one_rate_whatever_the_default_is(name, monkeypatch):
-    monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "qf_learning_rate", 1.0)
-    assert TD3X.load(GOLDEN / f"{name}.zip").qf_learning_rate is None

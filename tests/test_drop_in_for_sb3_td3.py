@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_methods_take_the_same_arguments():
 
 
 @pytest.mark.parametrize(("n_critics", "accelerate"), [(1, "plain"), (2, "plain"), (3, "plain"), (2, "compiled")])
-def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, optimised, n_critics, accelerate):
+def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, optimized, n_critics, accelerate):
     kwargs = {"policy_kwargs": {**SMALL, "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
     theirs = without_output(model(cls=TD3, **kwargs))
     ours = without_output(model(cls=TD3X, accelerate=accelerate, **kwargs))
@@ -81,6 +82,15 @@ def test_a_saved_model_of_sb3_loads_and_trains_on(tmp_path):
     assert ours.num_timesteps == 150
     assert ours.critic.optimizer.state_dict()["state"][0]["step"].item() > optimizer_steps > 0
     assert largest_difference(before, weights(ours)) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "in_sb3"),
+    [("n_quantiles", 25, 1), ("qf_learning_rate", 1.0, None), ("max_grad_norm", 1.0, None), ("prioritization", "lap", None)],
+)
+def test_a_saved_model_of_sb3_has_sb3s_settings_whatever_the_defaults_are(name, default, in_sb3, monkeypatch):
+    monkeypatch.setitem(TD3X.__init__.__kwdefaults__, name, default)
+    assert getattr(TD3X.load(Path(__file__).parent / "golden" / "sb3_td3_2.9.2.zip"), name) == in_sb3
 
 
 def test_our_saved_model_loads_in_sb3_and_trains_on(tmp_path):

@@ -4,12 +4,11 @@ import functools
 import math
 
 import pytest
-import torch as th
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import largest_difference, model, train_on, weights, without_output
 
 TURNED = {
     "gamma": 0.5,
@@ -41,12 +40,7 @@ def trained(**kwargs):
 
 def run(algorithm):
     algorithm.replay_buffer.update_priorities = lambda errors: None  # the buffer has not drawn these batches
-    feed(
-        algorithm,
-        [random_batch(seed) for seed in range(6)],
-        [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(6)],
-    )
-    algorithm.train(gradient_steps=6)
+    train_on(algorithm, range(6))
 
 
 def test_all_settings_of_the_update_are_tried():

@@ -78,7 +78,7 @@ def normalized(env, seed=0, **kwargs):
 
 
 class TestTheGraphActsAsPredict:
-    def test_with_normalised_stacked_observations_and_odd_action_bounds(self, tmp_path):
+    def test_with_normalized_stacked_observations_and_odd_action_bounds(self, tmp_path):
         frames = VecFrameStack(DummyVecEnv([lambda: LineEnv(spaces.Box(-10, 10, (2, 3), np.float64), ODD_BOUNDS)]), 2)
         env = normalized(VecMonitor(frames), clip_obs=1.5, epsilon=1e-3)  # the stack has a memory and stays outside
         session = exported(algorithm := model(env), tmp_path / "flat.onnx")
@@ -87,7 +87,7 @@ class TestTheGraphActsAsPredict:
         assert (given.name, given.shape[1:], given.type) == ("action", [2, 2], "tensor(double)")
         require_equal_actions(session, algorithm, frames.observation_space, env.normalize_obs)
 
-    def test_with_dict_observations_of_which_some_are_normalised(self, tmp_path):
+    def test_with_dict_observations_of_which_some_are_normalized(self, tmp_path):
         counts = {"kind": spaces.Discrete(4), "kinds": spaces.MultiDiscrete([2, 3]), "switches": spaces.MultiBinary(3)}
         boxes = {"speed": spaces.Box(-9, 9, (3,)), "action": spaces.Box(-1, 1, (2, 2)), "view": PICTURE}
         space = spaces.Dict({**counts, **boxes})
@@ -173,7 +173,7 @@ class TestBadInput:
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
             model().export_onnx(tmp_path / "nowhere" / "model.onnx")
 
-    def test_a_wrapper_around_the_normalisation_is_refused(self, tmp_path):
+    def test_a_wrapper_around_the_normalization_is_refused(self, tmp_path):
         algorithm = model(VecFrameStack(VecNormalize(DummyVecEnv([LineEnv])), 2))
         with pytest.raises(ValueError, match="VecFrameStack is around VecNormalize"):
             algorithm.export_onnx(tmp_path / "model.onnx")

@@ -22,7 +22,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled
 from sb3_td3x.td3x.compiled import CannotAccelerate
-from tests.paths import assert_equal, noise, optimiser_states, pair, programs, ready, train
+from tests.paths import assert_equal, noise, optimizer_states, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 pytestmark = pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
@@ -67,7 +67,7 @@ class BranchingExtractor(FlattenExtractor):
         return super().forward(observations * 2 if observations.mean() > 0 else observations)
 
 
-def test_equal_after_one_update_and_bounded_after_fifty(optimised):
+def test_equal_after_one_update_and_bounded_after_fifty(optimized):
     plain, compiled = pair()
     for update in range(2):
         for algorithm in (plain, compiled):
@@ -169,13 +169,13 @@ def restore(algorithm, batches):
     algorithm.set_parameters(saved)
 
 
-def load_optimiser(algorithm, batches):
+def load_optimizer(algorithm, batches):
     state = copy.deepcopy(algorithm.critic.optimizer.state_dict())
     train(algorithm, batches)
     algorithm.critic.optimizer.load_state_dict(state)
 
 
-def new_optimiser(algorithm, batches):
+def new_optimizer(algorithm, batches):
     algorithm.critic.optimizer = th.optim.Adam(algorithm.critic.parameters(), lr=1e-3)
 
 
@@ -183,7 +183,7 @@ def other_activation(algorithm, batches):
     algorithm.actor.mu[1] = th.nn.Tanh()
 
 
-@pytest.mark.parametrize("change", [restore, load_optimiser, new_optimiser, other_activation])
+@pytest.mark.parametrize("change", [restore, load_optimizer, new_optimizer, other_activation])
 def test_what_is_exchanged_between_two_series_is_heeded(change):
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):
@@ -204,7 +204,7 @@ def test_a_model_with_programs_can_be_copied_and_pickled():
 
 
 class PartlyTrained(TD3XPolicy):
-    """The critics' optimiser leaves their extractor alone."""
+    """The critics' optimizer leaves their extractor alone."""
 
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
@@ -232,7 +232,7 @@ POLICIES = {
     "a shared extractor": {
         "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor, "share_features_extractor": True}
     },
-    "an optimiser of a part": {
+    "an optimizer of a part": {
         "policy": PartlyTrained,
         "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor},
         "max_grad_norm": 0.1,
@@ -339,7 +339,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network
     algorithm = ready(path)
     batches = [random_batch(seed) for seed in range(6)]
     train(algorithm, batches[:2])
-    healthy, moments = weights(algorithm), optimiser_states(algorithm)
+    healthy, moments = weights(algorithm), optimizer_states(algorithm)
     if network == "critic":
         batches[2].rewards[3] = np.inf
     else:  # finite in the critics' step, which uses the actor's target only
@@ -352,7 +352,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_named(path, network
     assert algorithm._n_updates == first_bad - 1
     for name, value in weights(algorithm).items():
         assert th.equal(value, healthy[name]), name
-    for name, value in optimiser_states(algorithm).items():
+    for name, value in optimizer_states(algorithm).items():
         assert th.equal(value, moments[name]), name
 
 

@@ -146,7 +146,7 @@ class TestKeys:
                 set(),
             ),
         ],
-        ids=["one critic", "three quantile critics", "Dict", "normalised", "n-step", "hindsight"],
+        ids=["one critic", "three quantile critics", "Dict", "normalized", "n-step", "hindsight"],
     )
     def test_are_there_for_every_kind_of_model(self, kwargs, missing, tmp_path):
         logged(tmp_path, steps=60, **kwargs)

@@ -10,7 +10,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from sb3_td3x import NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
-from tests.paths import assert_equal, optimiser_states, pair, ready, train
+from tests.paths import assert_equal, optimizer_states, pair, ready, train
 from tests.tools import LineEnv, model, random_batch, weights
 
 
@@ -77,7 +77,7 @@ class Registering(Extractor):
         return self.layer(observations * self.late)
 
 
-class Centred(Extractor):
+class Centered(Extractor):
     """Sets its buffer anew instead of writing into it."""
 
     def __init__(self, observation_space):
@@ -186,7 +186,7 @@ class TestWhatAProgramWouldNotRepeat:
 
 @pytest.mark.usefixtures("recorded")
 class TestIsTheSame:
-    @pytest.mark.parametrize("extractor", [Centred, Normed, Attending])
+    @pytest.mark.parametrize("extractor", [Centered, Normed, Attending])
     def test_on_the_compiled_path(self, extractor):
         both = pair(**with_extractor(extractor))
         for algorithm in both:
@@ -202,7 +202,7 @@ class TestIsTheSame:
                     value.zero_()
             train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
         assert_equal(*both)
-        assert {float(value) for name, value in optimiser_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
+        assert {float(value) for name, value in optimizer_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
 
     def test_in_several_threads(self):
         models, errors = [ready("compiled") for _ in range(3)], []
@@ -224,7 +224,7 @@ class TestIsTheSame:
 
 
 def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():
-    algorithm = ready("plain", **with_extractor(Centred))
+    algorithm = ready("plain", **with_extractor(Centered))
     train(algorithm, [random_batch(0)])
     before = weights(algorithm)
     held = [id(buffer) for buffer in algorithm.policy.buffers()]

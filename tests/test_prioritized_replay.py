@@ -147,11 +147,6 @@ class TestAlgorithm:
         assert TD3X.load(tmp_path / "model").replay_buffer_class is PrioritizedReplayBuffer
         assert TD3X.load(tmp_path / "model", prioritization=None).replay_buffer_class is ReplayBuffer
 
-    def test_a_saved_model_without_the_setting_has_none(self, tmp_path, monkeypatch):
-        model().save(tmp_path / "model", exclude=["prioritization"])
-        monkeypatch.setitem(TD3X.__init__.__kwdefaults__, "prioritization", "lap")
-        assert TD3X.load(tmp_path / "model").prioritization is None
-
     @pytest.mark.parametrize(
         "settings",
         [

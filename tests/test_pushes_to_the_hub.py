@@ -31,7 +31,7 @@ OVERRIDES = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A short run with a wrapper and normalised observations."""
+    """A short run with a wrapper and normalized observations."""
     out = tmp_path_factory.mktemp("logs")
     wanted = experiment.Experiment("Pendulum-v1", 80, seed=3, overrides=OVERRIDES, eval_episodes=1, device="cpu", out=out)
     experiment.train(started := experiment.prepare(wanted, command=COMMAND))

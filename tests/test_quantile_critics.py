@@ -15,7 +15,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import losses, precision
 from tests.reference.quantiles_by_the_paper import kept_quantiles, quantile_huber
-from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,12 +24,6 @@ OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 def ready(path="plain", **kwargs):
     return without_output(model(accelerate=path, batch_size=8, **{**QUANTILES, **kwargs}))
-
-
-def train(algorithm, seeds):
-    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in seeds]
-    feed(algorithm, [random_batch(seed) for seed in seeds], noises)
-    algorithm.train(len(seeds), 8)
 
 
 def random_case(seed, critics=2, n=5, m=6):
@@ -118,7 +112,7 @@ class TestCritic:
                 algorithm = ready(policy_delay=1, learning_rate=1e-3, **quantiles)
                 last = algorithm.critic.q_networks[1][-1]
                 last.weight.data *= 10 * factor
-                train(algorithm, [0])
+                train_on(algorithm, [0])
                 outcomes.append({name: value for name, value in weights(algorithm).items() if name.startswith("actor.")})
             assert (largest_difference(*outcomes) > 0) == follows
 
@@ -134,7 +128,7 @@ class TestDropping:
         outcomes = []
         for drop in (0, 2, 4):
             algorithm = ready(top_quantiles_to_drop_per_net=drop)
-            train(algorithm, range(30))
+            train_on(algorithm, range(30))
             with th.no_grad():
                 values = th.cat(algorithm.critic(random_batch(99).observations, random_batch(99).actions))
             outcomes.append(values.mean().item())
@@ -152,7 +146,7 @@ class TestDropping:
             TD3X.load(tmp_path / "model", top_quantiles_to_drop_per_net=drop)
         with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):  # noqa: PT012  # at one of both
             algorithm.top_quantiles_to_drop_per_net = drop
-            train(algorithm, [0])
+            train_on(algorithm, [0])
         assert largest_difference(weights(algorithm), before) == 0
 
     def test_an_edit_takes_effect_on_every_path_and_makes_one_program(self):
@@ -161,14 +155,14 @@ class TestDropping:
         for drop, seed in ((2, 0), (1, 1), (2, 2), (1.0, 3)):
             for algorithm in (plain, compiled):
                 algorithm.top_quantiles_to_drop_per_net = drop
-                train(algorithm, [seed])
+                train_on(algorithm, [seed])
             programs.append(compiled._get_updater().programs_made)
             for name, value in weights(plain).items():
                 th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
         assert programs == [2, 3, 3, 3]
         edited = weights(plain)
         plain = ready(policy_delay=1)
-        train(plain, range(4))
+        train_on(plain, range(4))
         assert largest_difference(weights(plain), edited) > 1e-5
 
 
@@ -199,13 +193,13 @@ class TestEverywhere:
         algorithm = ready()
         algorithm.critic.q_networks[0][-1].weight.requires_grad_(False)
         before = weights(algorithm)
-        train(algorithm, [0])
+        train_on(algorithm, [0])
         moved = {name for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
         assert {f"critic.qf{i}.4.{kind}" for i in (0, 1) for kind in ("weight", "bias")} - moved == {"critic.qf0.4.weight"}
 
     def test_an_update_that_is_not_finite_changes_nothing(self, path):
         algorithm = ready(path, policy_delay=1)
-        train(algorithm, [0])
+        train_on(algorithm, [0])
         healthy = weights(algorithm)
         bad = random_batch(1)
         bad.rewards[3] = np.inf
@@ -224,13 +218,13 @@ class TestFiles:
     def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(self, tmp_path):
         stays, moves = ready(top_quantiles_to_drop_per_net=1), ready(top_quantiles_to_drop_per_net=1)
         for algorithm in (stays, moves):
-            train(algorithm, range(4))
+            train_on(algorithm, range(4))
         moves.save(tmp_path / "model", exclude=["_draw_noise"])
         moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv()))
         assert (moves.n_quantiles, moves.top_quantiles_to_drop_per_net) == (5, 1)
         np.testing.assert_array_equal(moves.predict(OBSERVATIONS)[0], stays.predict(OBSERVATIONS)[0])
         for algorithm in (stays, moves):
-            train(algorithm, range(4, 8))
+            train_on(algorithm, range(4, 8))
         assert largest_difference(weights(stays), weights(moves)) == 0
 
     def test_the_policy_alone(self, tmp_path):
@@ -239,9 +233,6 @@ class TestFiles:
         loaded = TD3XPolicy.load(tmp_path / "policy.pth")
         assert loaded.n_quantiles == 5
         assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
-
-    def test_a_file_of_sb3_has_scalar_critics_whatever_the_default_is(self):
-        assert TD3X.load(GOLDEN / "sb3_td3_2.9.2.zip").n_quantiles == 1
 
     def test_another_number_of_quantiles_is_refused_at_load(self, tmp_path):
         with pytest.raises(ValueError, match="n_quantiles cannot be 25: the critics in the file have 1"):

@@ -56,7 +56,7 @@ def _with(parameters, **policy):
 DICTIONARIES = {
     "optimizers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
     "unknown": (True, lambda p: {**p, "nonsense": {}}, "there must be parameters of"),
-    "unknown, not exact": (False, lambda p: {**p, "actor.optimiser": {}}, "did you mean actor.optimizer"),
+    "unknown, not exact": (False, lambda p: {**p, "actor.optimizer": {}}, "did you mean actor.optimizer"),
     "no network": (False, lambda p: {**p, "gamma": {}}, "no network or optimizer 'gamma'"),
     "shape, not exact": (False, lambda p: _with(p, **{"critic_target.qf1.4.bias": th.zeros(7)}), "size mismatch"),
     "moments, not exact": (False, lambda p: {**p, "critic.optimizer": {}}, "do not fit"),

@@ -23,7 +23,7 @@ def test_every_stored_transition_is_sampled_whole_and_no_other(transitions):
 
 
 @pytest.mark.parametrize("clip", [10.0, 0.3])
-def test_normalisation_is_that_of_vecnormalize(clip):
+def test_normalization_is_that_of_vecnormalize(clip):
     env = VecNormalize(DummyVecEnv([LineEnv] * 2), clip_obs=clip, clip_reward=clip)
     env.obs_rms.mean, env.obs_rms.var = np.array([1.0, 2, 3]), np.array([4.0, 5, 6])
     env.ret_rms.var = np.array(7.0)

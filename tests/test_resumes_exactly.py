@@ -60,7 +60,7 @@ SETTINGS = {
         "buffer_size": 45,
     },
     "n-step returns": {"n_steps": 3},
-    "prioritised replay": {"prioritization": "lap", "buffer_size": 45},
+    "prioritized replay": {"prioritization": "lap", "buffer_size": 45},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "a schedule": {"learning_rate": LinearSchedule(1e-3, 0, 1), "policy_delay": 3},
     "during the warm-up": {"learning_starts": 110},
@@ -81,14 +81,14 @@ class TestBitForBit:
     def test_on_every_path(self, tmp_path, path):
         assert_same_run(*run_twice(tmp_path, seeded, accelerate=path))
 
-    def test_with_normalised_observations_and_rewards(self, tmp_path):
+    def test_with_normalized_observations_and_rewards(self, tmp_path):
         whole, resumed = run_twice(tmp_path, lambda: VecNormalize(seeded()))
         assert_same_run(whole, resumed)
         for one in (lambda env: env.obs_rms.mean, lambda env: env.ret_rms.var, lambda env: env.returns):
             assert np.array_equal(one(whole.get_vec_normalize_env()), one(resumed.get_vec_normalize_env()))
 
     @pytest.mark.parametrize(("wrapper", "env"), [(NormalizeReward, LineEnv), (NormalizeObservation, OpenLineEnv)])
-    def test_with_what_gymnasiums_wrappers_normalise(self, tmp_path, wrapper, env):
+    def test_with_what_gymnasiums_wrappers_normalize(self, tmp_path, wrapper, env):
         whole, resumed = run_twice(tmp_path, lambda: seeded(env, wrapper=wrapper))
         assert_same_run(whole, resumed)
         assert np.array_equal(whole.replay_buffer.observations, resumed.replay_buffer.observations)

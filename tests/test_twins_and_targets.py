@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from tests.tools import feed, largest_difference, model, random_batch, weights, without_output
-
-
-def train_on_random_batches(algorithm, updates):
-    batches = [random_batch(seed) for seed in range(updates)]
-    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(updates)]
-    feed(algorithm, batches, noises)
-    algorithm.train(gradient_steps=updates)
+from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
 
 
 def test_twins_start_different_and_targets_start_equal():
@@ -24,15 +17,15 @@ def test_twins_start_different_and_targets_start_equal():
 
 def test_twins_stay_different(path):
     algorithm = without_output(model(accelerate=path, batch_size=8))
-    train_on_random_batches(algorithm, 50)
+    train_on(algorithm, range(50))
     first, second = (network(th.ones(1, 4)).item() for network in algorithm.critic.q_networks)
     assert first != second
 
 
-def test_targets_receive_no_gradient_and_no_optimiser_step(path):
+def test_targets_receive_no_gradient_and_no_optimizer_step(path):
     algorithm = without_output(model(tau=0.0, accelerate=path, batch_size=8))
     before = weights(algorithm)
-    train_on_random_batches(algorithm, 4)
+    train_on(algorithm, range(4))
     for name, parameter in algorithm.policy.named_parameters():
         if "target" in name:
             assert parameter.grad is None
@@ -44,7 +37,7 @@ def test_actor_step_leaves_no_gradient_in_the_critics():
     algorithm, alone = without_output(model(policy_delay=1)), without_output(model(policy_delay=2))
     for one in (algorithm, alone):
         one.critic.optimizer.param_groups[0]["foreach"] = False  # Adam's fused step keeps no gradients
-        train_on_random_batches(one, 1)
+        train_on(one, range(1))
     after_actor_step = [parameter.grad for parameter in algorithm.critic.parameters()]
     after_critic_step = [parameter.grad for parameter in alone.critic.parameters()]
     assert all(th.equal(left, right) for left, right in zip(after_actor_step, after_critic_step, strict=True))
@@ -55,7 +48,7 @@ def test_actor_and_targets_move_only_at_every_delayth_update_also_across_calls(d
     algorithm = without_output(model(policy_delay=delay, accelerate=path, batch_size=8))
     for update in range(1, 8):
         before = weights(algorithm)
-        train_on_random_batches(algorithm, 1)
+        train_on(algorithm, range(1))
         moved = {name for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
         due = update % delay == 0
         assert {name.split(".")[0] for name in moved} == (
@@ -72,7 +65,7 @@ def test_target_noise_is_drawn_per_transition_and_per_action_dimension():
 
 
 def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
-    class NormalisedExtractor(th.nn.Module):
+    class NormalizedExtractor(th.nn.Module):
         def __init__(self, space):
             super().__init__()
             self.features_dim = space.shape[0]
@@ -82,9 +75,9 @@ def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
             return self.norm(observations)
 
     algorithm = without_output(
-        model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": NormalisedExtractor})
+        model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": NormalizedExtractor})
     )
-    train_on_random_batches(algorithm, 2)
+    train_on(algorithm, range(2))
     source, target = algorithm.critic.features_extractor.norm, algorithm.critic_target.features_extractor.norm
     assert source.running_mean.abs().max() > 0
     assert th.equal(source.running_mean, target.running_mean)

@@ -103,6 +103,13 @@ def feed(algorithm, batches, noises):
     algorithm._draw_noise = lambda batch: next(noises)
 
 
+def train_on(algorithm, seeds):
+    """Make an update with the random batch and the target noise of each seed."""
+    noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in seeds]
+    feed(algorithm, [random_batch(seed) for seed in seeds], noises)
+    algorithm.train(len(seeds), 8)
+
+
 def weights(algorithm):
     """All parameters, targets included, as one flat array each."""
     return {name: value.detach().clone() for name, value in algorithm.policy.state_dict().items()}

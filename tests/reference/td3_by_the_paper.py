@@ -95,7 +95,7 @@ class PaperTD3:
         return critic_loss, self.update_actor_and_targets(states)
 
     def clipped(self, networks):
-        """Gradients of the networks of one optimiser, scaled down to the largest norm allowed if theirs is above it."""
+        """Gradients of the networks of one optimizer, scaled down to the largest norm allowed if theirs is above it."""
         norm = sum(np.sum(part**2) for layers in networks for layer in layers for part in layer) ** 0.5
         self.norms.append(norm)
         scale = min(1.0, self.max_grad_norm / (norm + 1e-6))

@@ -272,4 +272,3 @@ def test_usage_errors_end_with_2():
     assert CliRunner().invoke(cli.app, ["nonsense"]).exit_code == 2
     named = CliRunner().invoke(cli.app, ["train", "Pendulum-v1"])
     assert named.exit_code == 2
-    assert "an environment is named with --env" in " ".join(named.output.replace("│", " ").split())

@@ -17,7 +17,6 @@ from sb3_td3x.cli.console import PlainConsole
 if TYPE_CHECKING:
     from sb3_td3x.results.run_dir import RunDir
     from sb3_td3x.runs.experiment import Run
-    from sb3_td3x.runs.settings import Experiment
 
 OPTIONAL = {
     "matplotlib": ("no plot of the scores", "matplotlib"),
@@ -25,11 +24,12 @@ OPTIONAL = {
     "imageio_ffmpeg": ("no video", '"imageio[ffmpeg]"'),
 }
 """By module: what is left out without it, and what to install."""
+WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "video", "verbose", "track"}
+"""Options that ``--resume`` allows; the run's folder holds the others."""
 
 
 def command(
     context: typer.Context,
-    run_folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="With --resume: the run's folder.")] = None,
     env: Annotated[str | None, typer.Option(help="Registered Gymnasium environment, or module:Name.")] = None,
     steps: Annotated[float | None, typer.Option(help="Environment steps; the preset's number if left out.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of networks, exploration and episodes.")] = 0,
@@ -46,7 +46,7 @@ def command(
     video: Annotated[bool, typer.Option(help="Make a video of the best model at the end.")] = True,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print SB3's table of training values.")] = False,
     track: Annotated[str | None, typer.Option(help="Also log to an experiment tracker: wandb.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN, or the newest run of these settings.")] = False,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of a run to resume.")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to resume from.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --resume: run code that the checkpoint may hold.")] = False,
 ) -> None:
@@ -58,10 +58,12 @@ def command(
     from sb3_td3x.results.run_dir import RunDir
     from sb3_td3x.runs import settings  # neither imports torch, so that wrong settings are reported at once
 
-    _check_options(context, resume, track)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    chosen = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    _check_options(chosen, track)
     console = PlainConsole()
-    if run_folder is not None:
-        folder = RunDir.open(run_folder)
+    if resume is not None:
+        folder = RunDir.open(resume)
         settings.require_registered(settings.Experiment.of_arguments(folder).env_id, may_import=trust)
         from sb3_td3x.runs import experiment
 
@@ -74,14 +76,13 @@ def command(
             env_kwargs=_env_kwargs(env_kwargs), video=video,
         )  # fmt: skip
         settings.check(requested)
+        from sb3_td3x.common.lock import is_touched
         from sb3_td3x.runs import experiment
 
-        if resume:
-            run = experiment.resume(_newest_unfinished(requested), None, checkpoint, trust, requested.env_kwargs)
-        else:
-            _name_unfinished(console, requested)
-            run = experiment.prepare(requested, command=_command_line())
-    makes_video = video if _is_set(context, "video") else run.experiment.video
+        if stopped := [folder for folder in experiment.unfinished(requested) if not is_touched(folder.path)]:
+            console.print(f"to resume an unfinished run of these settings: {_resumption(stopped[-1])}")
+        run = experiment.prepare(requested, command=_command_line())
+    makes_video = video if "video" in chosen else run.experiment.video
     _name_left_out(console, makes_video)
     if not _train(console, run, verbose, track):
         raise typer.Exit(1)
@@ -104,14 +105,6 @@ def _command_line() -> str:
     words = ["td3x", *sys.argv[1:]]
     pairs = zip(["", *words], words, strict=False)
     return shlex.join(word for before, word in pairs if before != "--out" and not re.match("--out(=|$)", word))
-
-
-def _name_unfinished(console: PlainConsole, requested: "Experiment") -> None:
-    from sb3_td3x.common.lock import is_touched
-    from sb3_td3x.runs import experiment
-
-    if stopped := [folder for folder in experiment.unfinished(requested) if not is_touched(folder.path)]:
-        console.print(f"to resume an unfinished run of these settings: {_resumption(stopped[-1])}")
 
 
 def _name_left_out(console: PlainConsole, video: bool) -> None:
@@ -150,41 +143,18 @@ def _plain_warnings(console: PlainConsole) -> Iterator[None]:
         yield
 
 
-def _check_options(context: typer.Context, resume: bool, track: str | None) -> None:
+def _check_options(chosen: set[str], track: str | None) -> None:
     if track not in (None, "wandb"):
         raise typer.BadParameter(f"--track can be wandb, not {track}")
     if track and find_spec("wandb") is None:
         raise ValueError("--track wandb needs wandb: pip install wandb")
-    for name in ("run_folder", "checkpoint", "trust"):
-        if not resume and _is_set(context, name):
-            instead = "; an environment is named with --env" if name == "run_folder" else ""
-            raise typer.BadParameter(f"{_shown(name)} is for --resume{instead}")
-    if resume and _is_set(context, "run_folder"):  # its folder holds its settings; only its length may change
-        allowed = {"resume", "run_folder", "steps", "checkpoint", "trust", "video", "verbose", "track"}
-        refused = [_shown(name) for name in context.params if name not in allowed and _is_set(context, name)]
-        if refused:
-            raise typer.BadParameter(
-                f"{', '.join(refused)} cannot be changed with --resume RUN: the run's folder holds its settings"
-            )
-
-
-def _is_set(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
-def _shown(name: str) -> str:
-    return {"run_folder": "RUN", "set_": "--set"}.get(name, f"--{name.replace('_', '-')}")
-
-
-def _newest_unfinished(requested: "Experiment") -> "RunDir":
-    from sb3_td3x.runs import experiment
-
-    if unfinished := experiment.unfinished(requested):
-        return unfinished[-1]
-    others = experiment.differing_settings(requested).items()
-    differing = "; ".join(f"{name} has {', '.join(settings)}" for name, settings in others if settings)
-    raise ValueError(f"no unfinished run with these settings in {requested.out}" + (f" ({differing})" if differing else ""))
+    if "resume" in chosen:
+        refused, reason = chosen - WITH_RESUME, "cannot be changed with --resume RUN: the run's folder holds its settings"
+    else:
+        refused, reason = chosen & {"checkpoint", "trust"}, "is for --resume"
+    if refused:
+        options = sorted(f"--{name.strip('_').replace('_', '-')}" for name in refused)
+        raise typer.BadParameter(f"{', '.join(options)} {reason}")
 
 
 def _resumption(folder: "RunDir") -> str:

@@ -1,7 +1,7 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -189,28 +189,15 @@ def _opened(resources: ExitStack, experiment: Experiment, entry: dict[str, Any],
 
 def unfinished(experiment: Experiment) -> list[RunDir]:
     """The runs of these settings that have a checkpoint and have not made all steps, newest last."""
-    return [folder for folder, arguments in _all_unfinished(experiment) if not _differences(experiment, arguments)]
-
-
-def differing_settings(experiment: Experiment) -> dict[str, list[str]]:
-    """For each run that could be resumed but for its settings: what differs, as ``name: theirs, not ours``."""
-    return {folder.path.name: _differences(experiment, arguments) for folder, arguments in _all_unfinished(experiment)}
-
-
-def _differences(experiment: Experiment, arguments: dict[str, Any]) -> list[str]:
-    return [
-        f"{name}: {arguments.get(name)}, not {value}" for name, value in experiment.arguments().items()
-        if name not in ("setting", "video") and arguments.get(name) != value
-    ]  # fmt: skip
-
-
-def _all_unfinished(experiment: Experiment) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-    """The runs of an environment that could be resumed, with their arguments; runs that cannot be read are left out."""
+    requested = {name: value for name, value in experiment.arguments().items() if name not in ("setting", "video")}
+    folders = []
     for folder in RunDir.all(experiment.out, experiment.env_id):
         with suppress(ValueError, OSError):
-            checkpoints = Store(folder.checkpoints).checkpoints()
-            if checkpoints and checkpoints[-1].steps < _planned_steps(folder, checkpoints[-1]):
-                yield folder, folder.arguments()
+            arguments, checkpoints = folder.arguments(), Store(folder.checkpoints).checkpoints()
+            is_same = all(arguments.get(name) == value for name, value in requested.items())
+            if is_same and checkpoints and checkpoints[-1].steps < _planned_steps(folder, checkpoints[-1]):
+                folders.append(folder)
+    return folders
 
 
 def _planned_steps(folder: RunDir, saved: Checkpoint) -> int:

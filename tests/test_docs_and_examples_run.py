@@ -63,7 +63,7 @@ def test_shown_commands_exist():
     commands = typer.main.get_command(cli.app).commands
     for line in "\n".join(code for _, code in blocks("sh")).splitlines():
         words = shlex.split(line, comments=True)
-        if not words:
+        if not words or words == ["td3x", "--help"]:
             continue
         if words[0] == "make":
             for word in words[1:]:

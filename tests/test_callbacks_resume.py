@@ -103,11 +103,13 @@ class TestExactly:
         with pytest.warns(UserWarning, match=r"not restored exactly: callback Mine\[0\]"):
             resume_run(tmp_path, seeded()).learn(60, [mine()], resume=True)
 
-    def test_a_callback_that_is_not_given_again_is_named(self, tmp_path):
+    def test_one_that_is_not_given_again_or_was_not_saved_is_named(self, tmp_path):
         evaluation = EvalCallback(seeded(), eval_freq=10, verbose=0, warn=False)
         model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
         with pytest.warns(UserWarning, match=r"callback EvalCallback\[0\] \(it was not given\)"):
             resume_run(tmp_path, seeded()).learn(60, resume=True)
+        with pytest.warns(UserWarning, match=r"callback StopTrainingOnMaxEpisodes\[0\] \(it was not saved\)"):
+            resume_run(tmp_path, seeded()).learn(60, StopTrainingOnMaxEpisodes(1000), resume=True)
 
 
 @pytest.mark.parametrize("around", [lambda saving: saving, lambda saving: CallbackList([saving])])

@@ -40,19 +40,11 @@ class TestFile:
         assert runs[0].name == "td3x_default_Pendulum-v1_s0"
 
     def test_a_settings_own_keys_win_and_its_overrides_are_added(self, tmp_path):
-        own = {"setting": "one", "seeds": [7], "steps": 10, "overrides": {"batch_size": 4, "tau": 0.1}}
+        own = {"setting": "one", "seeds": [7], "steps": 10, "overrides": {"batch_size": 4, "train_freq": [1, "episode"]}}
         (run,) = study(tmp_path / "s.yml", overrides={"batch_size": 8, "gamma": 0.9}, runs=[own])
-        assert (run.seed, run.options["steps"]) == (7, 10)
-        assert run.options["overrides"] == {"batch_size": 4, "gamma": 0.9, "tau": 0.1}
-        assert run.options["save_freq"] == SHORT["save_freq"]
-
-    def test_overrides_are_the_settings_of_the_run(self, tmp_path):
-        written = "{learning_rate: 7e-4, policy_kwargs: {net_arch: [64, 32], activation_fn: ELU}, train_freq: [1, episode]}"
-        (run,) = study(tmp_path / "s.yml", seeds=[3], overrides=yaml.safe_load(written))
-        entry = run.experiment().hyperparameters()
-        assert entry["learning_rate"] == 7e-4
-        assert entry["policy_kwargs"] == {"net_arch": [64, 32], "activation_fn": "ELU"}
-        assert entry["train_freq"] == [1, "episode"]
+        assert (run.seed, run.options["steps"], run.options["save_freq"]) == (7, 10, SHORT["save_freq"])
+        settings = run.experiment().hyperparameters()
+        assert (settings["batch_size"], settings["gamma"], settings["train_freq"]) == (4, 0.9, [1, "episode"])
 
     def test_whole_mappings_come_before_their_parts_in_whatever_order_they_stand(self, tmp_path):
         both = {"policy_kwargs": {"net_arch": [8]}, "policy_kwargs.n_critics": 1}
@@ -97,27 +89,16 @@ class TestFile:
             ({"runs": None}, "runs must be a list of settings"),
             ({"runs": [{"setting": "a/b"}]}, "setting must be a name of letters"),
             ({"runs": [{"setting": "a"}, {"setting": "a"}]}, "two runs are named td3x_a_Pendulum-v1_s0"),
-            ({"runs": [{"setting": "a", "sede": [1]}]}, "runs, a: there is no key 'sede': did you mean seeds?"),
             ({"runs": [{"threads": 2}]}, "threads holds for the whole study"),
             ({"runs": [{"algo": "ddpg"}]}, "algo can be td3x, not 'ddpg'"),
             ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
-            ({"envs": "Pendulum-v1"}, "envs must be a list"),
-            ({"envs": [3]}, "envs must be names of environments, not 3"),
             ({"seeds": []}, "seeds must be a list"),
             ({"seeds": [3, 0, 3]}, "runs, default: 3 is named twice"),
-            ({"envs": ["Pendulum-v1", "Pendulum-v1"]}, "runs, default: Pendulum-v1 is named twice"),
-            ({"seeds": [0.5]}, "seeds must be a whole number, not 0.5"),
             ({"seeds": [-1]}, "seeds must be at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),
             ({"overrides": [1]}, "overrides must be a mapping"),
-            ({"overrides": {"bach_size": 3}}, "there is no setting 'bach_size': did you mean batch_size"),
             ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
-            ({"overrides": {"policy_kwargs": {"activation_fn": "os.system"}}}, "activation_fn can be ReLU"),
-            ({"overrides": {"policy_kwargs": {"net_ach": [64]}}}, "policy_kwargs has no 'net_ach'"),
-            ({"preset": "best"}, "there is no preset 'best'"),
             ({"steps": "many"}, "steps must be a finite number"),
-            ({"save_freq": 0}, "save_freq must be at least 1"),
-            ({"threads": 0}, "threads must be at least 1"),
             ({"device": "tpu"}, "there is no device 'tpu'"),
         ],
     )
@@ -131,7 +112,7 @@ class TestFile:
         assert printed.count("\n") == 1
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize("content", ["", "- 1", "a: [", "!!python/object/apply:os.getcwd []", None])
+    @pytest.mark.parametrize("content", ["", "a: [", "!!python/object/apply:os.getcwd []", None])
     def test_what_is_no_study_file_is_said_in_one_line(self, content, tmp_path, monkeypatch, capfd):
         if content is not None:
             (tmp_path / "bad.yml").write_text(content)
@@ -223,20 +204,14 @@ class TestResults:
             assert seconds == sorted(seconds)
             assert {(row["setting"], row["env"], row["seed"]) for row in rows} == {(run.setting, run.env, str(run.seed))}
 
-    def test_the_summary_has_each_runs_last_score(self, finished):
-        path, runs, _ = finished
-        StudyFolder.at(path).write_summary(runs, path / "summary.csv")
-        rows = (path / "summary.csv").read_text().splitlines()
-        assert rows[0] == ",".join(TABLE_COLUMNS)
-        assert rows[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
-
     def test_a_finished_run_whose_folder_was_removed_keeps_its_line(self, finished, tmp_path):
         path, runs, _ = finished
         shutil.copytree(path / "returns", tmp_path / "returns")
         folder = StudyFolder.at(tmp_path)
         folder.write_summary(runs, tmp_path / "summary.csv")
-        StudyFolder.at(path).write_summary(runs, path / "summary.csv")
-        assert (tmp_path / "summary.csv").read_text() == (path / "summary.csv").read_text()
+        summary = (tmp_path / "summary.csv").read_text().splitlines()
+        assert summary[0] == ",".join(TABLE_COLUMNS)
+        assert summary[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
         assert progress(runs[0], folder) == progress(runs[0], StudyFolder.at(path))
         attempt.check(runs, folder)
         for steps in (900, 200):
@@ -244,12 +219,9 @@ class TestResults:
             with pytest.raises(ValueError, match=rf"{runs[0].name}.csv has 450 steps, not {steps}: .* remove that table"):
                 attempt.check(changed, folder)
 
-    def test_a_finished_run_is_never_repeated(self, finished):
+    def test_a_finished_run_is_never_repeated_also_if_its_end_was_not_noted(self, finished):
         path, runs, _ = finished
         assert made(runs, path) == {}
-
-    def test_a_run_whose_end_was_not_noted_is_not_repeated_either(self, finished):
-        path, runs, _ = finished
         table = StudyFolder.at(path).table(runs[0])
         content = table.read_text()
         table.unlink()
@@ -296,8 +268,8 @@ class TestResults:
         assert progress(run, folder).state == "waiting"
 
 
-class TestGoingOn:
-    def test_a_stopped_run_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch):
+class TestResuming:
+    def test_a_stopped_run_resumes_from_its_checkpoint(self, tmp_path, monkeypatch):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         stop_after(monkeypatch, 250)
         assert not made(runs, tmp_path)[run.name].is_finished
@@ -429,15 +401,15 @@ class TestSearch:
 
 class TestRunners:
     def test_one_machine_and_a_cluster_of_two_nodes_give_the_same_scores(self, tmp_path):
-        """Two environments with two seeds and a setting each: bit for bit, from one file."""
+        """Two environments with a setting each: bit for bit, from one file."""
         first, second = GRID["envs"]
         slow = {"setting": "slow", "envs": [second], "overrides": {"learning_rate": 1e-5}}
-        runs = study(tmp_path / "s.yml", steps=250, runs=[{"setting": "default", "envs": [first]}, slow])
+        runs = study(tmp_path / "s.yml", steps=250, seeds=[0], runs=[{"setting": "default", "envs": [first]}, slow])
         printed = td3x("study", tmp_path / "s.yml", "--jobs", 2, "--out", tmp_path / "local")
-        assert "4 of 4 runs are done" in printed
+        assert "2 of 2 runs are done" in printed
         with nodes(1, 1) as (cluster, _):
             outcomes = made(runs, tmp_path / "ray", runners.on_ray(cluster.address))
         assert all(one.is_finished for one in outcomes.values())
         assert tables(tmp_path / "local") == tables(tmp_path / "ray")
-        assert len(tables(tmp_path / "ray")) == 4
+        assert len(tables(tmp_path / "ray")) == 2
         assert (tmp_path / "local" / "summary.csv").exists()

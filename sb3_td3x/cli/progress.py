@@ -1,14 +1,13 @@
 """What a training run shows while it goes: its progress, the algorithm's messages, and trackers."""
 
 import math
-import sys
 import threading
 import time
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, SeqWriter
+from stable_baselines3.common.logger import KVWriter, SeqWriter
 from stable_baselines3.common.utils import safe_mean
 
 from sb3_td3x.cli.console import PlainConsole
@@ -19,17 +18,7 @@ LIFE_SECONDS = 30
 """Without a terminal, a line says at least this often how far the run is."""
 
 
-def outputs(console: PlainConsole, run: Run, verbose: bool, track: str | None) -> list[Any]:
-    """
-    Where SB3's logger writes besides the run's files.
-
-    :param verbose: also print SB3's table of training values
-    :param track: ``"wandb"`` or nothing
-    """
-    return [_Messages(console), *([HumanOutputFormat(sys.stdout)] if verbose else []), *([_Wandb(run)] if track else [])]
-
-
-class _Messages(SeqWriter):
+class Messages(SeqWriter):
     """Shows the sentences that the algorithm logs, such as how updates are made."""
 
     def __init__(self, console: PlainConsole):
@@ -42,7 +31,7 @@ class _Messages(SeqWriter):
         """The console stays open."""
 
 
-class _Wandb(KVWriter):
+class Wandb(KVWriter):
     """Logs to Weights & Biases; with ``WANDB_MODE=offline`` to files in the run's folder."""
 
     def __init__(self, run: Run):

@@ -63,11 +63,11 @@ def command(
     _check_options(chosen, track)
     console = PlainConsole()
     if resume is not None:
-        folder = RunDir.open(resume)
-        settings.require_registered(settings.Experiment.of_arguments(folder).env_id, may_import=trust)
+        resumed = RunDir.open(resume)
+        settings.require_registered(settings.Experiment.of_arguments(resumed).env_id, may_import=trust)
         from sb3_td3x.runs import experiment
 
-        run = experiment.resume(folder, steps, checkpoint, trust)
+        run = experiment.resume(resumed, steps, checkpoint, trust)
     else:
         if env is None:
             raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
@@ -88,6 +88,8 @@ def command(
         raise typer.Exit(1)
     if makes_video:
         _record(console, run, trust)
+    folder = shlex.quote(str(run.folder.path))
+    console.print(f"to see it: td3x enjoy {folder}; its report: td3x report {folder}")
 
 
 def _env_kwargs(texts: list[str] | None) -> dict[str, Any] | None:
@@ -117,14 +119,21 @@ def _name_left_out(console: PlainConsole, video: bool) -> None:
 
 def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) -> bool:
     """Whether the run reached its last step."""
-    from sb3_td3x.cli.progress import ShowProgress, outputs
+    from stable_baselines3.common.logger import HumanOutputFormat
+
+    from sb3_td3x.cli.progress import Messages, ShowProgress, Wandb
     from sb3_td3x.runs import experiment
 
     settings = run.experiment
     steps = f"steps {run.model.num_timesteps:,} to {run.total:,}" if run.is_resumed else f"{run.total:,} steps"
     where = f"{run.model.device.type} → {run.folder.path}"
     console.print(f"{settings.env_id}, preset {settings.preset}, seed {settings.seed}, {steps} on {where}")
-    run.model.logger.output_formats += outputs(console, run, verbose, track)
+    outputs: list[Any] = run.model.logger.output_formats
+    outputs.append(Messages(console))
+    if verbose:
+        outputs.append(HumanOutputFormat(sys.stdout))
+    if track:
+        outputs.append(Wandb(run))
     with ShowProgress(console, run.total, bar=console.is_terminal and not verbose) as progress, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:

@@ -96,25 +96,19 @@ def render(run: RunDir) -> str:
 
 
 def _scores(run: RunDir, notes: list[str]) -> Scores | None:
-    if run.evaluations.is_file():
-        try:
-            return of_run(run)
-        except (ValueError, OSError) as error:
-            notes.append(f"The scores cannot be shown: {error}")
-    else:
-        notes.append("The run has no evaluations yet.")
-    return None
+    try:
+        return of_run(run)
+    except (ValueError, OSError) as error:
+        notes.append(f"There are no scores: {error}")
+        return None
 
 
 def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
     """The numeric columns of the log, each of shape ``(lines,)``, NaN where a line has no number."""
-    if not run.log.is_file():
-        notes.append(f"There are no training diagnostics: the run has no log ({run.log.name}).")
-        return {}
     try:
         rows = csv_lines(run.log)
     except (ValueError, OSError) as error:
-        notes.append(f"There are no training diagnostics: the log cannot be read: {error}")
+        notes.append(f"There are no training diagnostics: {error}")
         return {}
     return {name: np.array([_number(row.get(name)) for row in rows]) for name in (rows[0] if rows else {}) if name}
 

@@ -135,7 +135,9 @@ def of_table(path: Path) -> list[Scores]:
 
 
 def csv_lines(path: Path) -> list[dict[str, Any]]:
-    """A file's lines, by the names of its columns; ``ValueError`` for a file that is not CSV."""
+    """A file's lines, by the names of its columns; ``ValueError`` for something else than a CSV file."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
     with path.open(newline="", errors="replace") as file:
         try:
             return list(csv.DictReader(file))
@@ -145,8 +147,6 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
 
 def _rows(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
     """A table's lines, with numbers as numbers; it must have the columns."""
-    if not path.is_file():
-        raise ValueError(f"{path} is no file")
     try:
         rows = csv_lines(path)
         if missing := [name for name in columns if rows and name not in rows[0]]:

@@ -42,7 +42,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     trust: Trust = False,
 ) -> None:
-    """Evaluate a run's best model on fresh episodes, without exploration noise."""
+    """Evaluate a run's best model on fresh episodes, without noise."""
     folder = _opened(run)
     from sb3_td3x.results.scores import score_text
     from sb3_td3x.runs import play
@@ -62,7 +62,7 @@ def enjoy(
     seed: Seed = 1_000,
     trust: Trust = False,
 ) -> None:
-    """Watch a run's best model: in a window where there is a display, otherwise as a video."""
+    """Watch a run's best model, in a window or as a video."""
     folder = _opened(run)
     from sb3_td3x.results.scores import score_text
     from sb3_td3x.runs import play
@@ -89,7 +89,7 @@ def plot(
         XAxis, typer.Option(help="Draw over environment steps, wall-clock time, or both side by side.")
     ] = XAxis.steps,
 ) -> None:
-    """Plot learning curves: a panel per environment, a line per algorithm and setting with the interval over its seeds."""
+    """Plot learning curves, with intervals over seeds."""
     if find_spec("matplotlib") is None:
         raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
     from sb3_td3x.results import plots, scores
@@ -102,7 +102,7 @@ def report(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
 ) -> None:
-    """Write a run, finished or not, as one HTML page that loads nothing: scores, diagnostics, video, settings, commands."""
+    """Write one HTML page about a run, finished or not."""
     folder = _opened(run)
     from sb3_td3x.publish import report
 
@@ -116,7 +116,7 @@ def export(
     onnx: Annotated[Path | None, typer.Option(help="File to write; RUN/best_model.onnx if left out.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a run's best model as an ONNX graph, from raw observations to actions of the environment."""
+    """Export a run's best model, with its normalization, to ONNX."""
     from sb3_td3x.common import files
 
     folder = _opened(run)
@@ -143,7 +143,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make a repository that others cannot see.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,
 ) -> None:
-    """Evaluate a run's best model, write its model card and upload both to the Hugging Face Hub."""
+    """Evaluate a run's best model and upload it to the Hugging Face Hub."""
     console, folder = PlainConsole(), _opened(run)
     from sb3_td3x.publish import hub
 
@@ -162,7 +162,7 @@ def pull(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub, as user/name.")],
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
 ) -> None:
-    """Download a run from the Hugging Face Hub; td3x enjoy plays it without trusting its author."""
+    """Download a run from the Hugging Face Hub."""
     from sb3_td3x.publish import hub
 
     console = PlainConsole()

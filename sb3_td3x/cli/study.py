@@ -29,9 +29,9 @@ def command(
     only: Annotated[int | None, typer.Option(min=0, help="Make run number N only, from 0, as a job of a scheduler.")] = None,
 ) -> None:
     """
-    Make all runs of a study, or those that are left.
+    Make the runs of a study that are not finished.
 
-    Ctrl-C stops it cleanly; the same command continues. Runs that are finished are never repeated.
+    Ctrl-C stops it cleanly; the same command continues.
     """
     from sb3_td3x.runs.study import grid
 

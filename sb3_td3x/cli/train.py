@@ -89,7 +89,7 @@ def command(
     if makes_video:
         _record(console, run, trust)
     folder = shlex.quote(str(run.folder.path))
-    console.print(f"to see it: td3x enjoy {folder}; its report: td3x report {folder}")
+    console.print(f"watch it: td3x enjoy {folder}\nread about it: td3x report {folder}")
 
 
 def _env_kwargs(texts: list[str] | None) -> dict[str, Any] | None:

@@ -81,7 +81,8 @@ class RunDir:
                 raise ValueError(f"{arguments} names no environment")
             if file_name(env_id) == arguments.parent.name:  # not the arguments of a download from the Hub, at its top
                 return cls(path, env_id)
-        runs = [child.name for child in sorted(path.glob("*")) if cls.is_at(child)]
+        children = sorted([*path.glob("*"), *path.glob(f"{ALGORITHM}/*")])
+        runs = [str(child.relative_to(path)) for child in children if cls.is_at(child)]
         hint = f"; runs in it: {', '.join(runs)}" if runs else f"; its run is {path.parent}" if cls.is_at(path.parent) else ""
         raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){hint}")
 

@@ -96,18 +96,21 @@ class _QuantileHuber(th.autograd.Function):
     The quantile Huber loss per transition with its gradient in closed form.
 
     With u = target - quantile, c = clamp(u, -1, 1) is the derivative of the Huber loss and c (u - c / 2) its value. Autograd
-    would pass several more times over all ``(batch, n, m)`` pairs.
+    would pass several more times over all pairs, which are as many numbers as the weights of both critics. For the same
+    reason the batch is the last axis, along which sums over the targets are vectorized, and little memory is allocated.
     """
 
     @staticmethod
     def forward(ctx: th.autograd.function.FunctionCtx, quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
-        n, m = quantiles.shape[1], target.shape[1]
+        (batch, n), m = quantiles.shape, target.shape[1]
         fractions = (th.arange(n, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / n
-        errors = target[:, None, :] - quantiles[:, :, None]
-        above, below = errors.clamp(0, 1), errors.clamp(-1, 0)
-        ctx.save_for_backward((fractions * above.sum(dim=2) + (1 - fractions) * below.sum(dim=2)) / (-n * m))
-        above_losses, below_losses = ((part * (errors - part / 2)).sum(dim=2) for part in (above, below))
-        return (fractions * above_losses + (1 - fractions) * below_losses).sum(dim=1) / (n * m)
+        errors = target.t().contiguous() - quantiles.t().contiguous()[:, None]  # (n, m, batch)
+        clipped = errors.clamp(-1, 1)
+        # Positive errors have weight 1 and negative ones (1 - fraction) / fraction; the fraction follows after the sum
+        weighted = F.prelu(clipped.view(1, n, m * batch), (1 - fractions) / fractions).view(n, m, batch)
+        scale = (fractions / (n * m))[:, None]
+        ctx.save_for_backward(-(scale * weighted.sum(dim=1)).t())
+        return (scale * errors.sub_(clipped, alpha=0.5).mul_(weighted).sum(dim=1)).sum(dim=0)
 
     @staticmethod
     def backward(ctx: th.autograd.function.FunctionCtx, gradient: th.Tensor) -> tuple[th.Tensor, None]:

@@ -79,7 +79,7 @@ bench: speed $(ALL)
 	$(BIN)/python benchmarks/study.py
 	for study in returns screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
 
-# Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 8, 40, 500 and 6,000
+# Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 6, 40, 500 and 3,000
 soak: $(ALL)
 	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_checkpoints.py tests/test_damaged_files.py \
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \

@@ -205,28 +205,6 @@ def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_pat
     assert "Box2D is not installed" in printed
 
 
-def test_a_window_that_cannot_be_drawn_is_one_line_too(tmp_path, capfd, monkeypatch):
-    class Undrawn(Rendered):
-        metadata = {"render_modes": ["human"]}  # noqa: RUF012
-
-        def step(self, action):
-            raise gym.error.DependencyNotInstalled("pygame is not installed")
-
-    monkeypatch.setitem(gym.registry, "Undrawn-v0", gym.envs.registration.EnvSpec("Undrawn-v0", Undrawn))
-    monkeypatch.setenv("DISPLAY", ":0")
-    run = saved_run(tmp_path, "Undrawn-v0", model(Undrawn()))
-    assert called(monkeypatch, capfd, "enjoy", run.path) == (2, "error: pygame is not installed\n")
-
-
-def test_a_damaged_model_is_named(walker_run, tmp_path, capfd, monkeypatch):
-    run = tmp_path / "run"
-    shutil.copytree(walker_run[0], run)
-    (run / "best_model.zip").write_bytes((run / "best_model.zip").read_bytes()[:1000])
-    code, printed = called(monkeypatch, capfd, "eval", run)
-    assert code == 2
-    assert "best_model.zip is not a model zip, or is damaged" in printed
-
-
 class TestUntrustedRuns:
     """They are read without running their author's code, unless the user says that he trusts them."""
 
@@ -243,17 +221,6 @@ class TestUntrustedRuns:
         result = CliRunner().invoke(cli.app, ["eval", str(run.path), "--episodes", "1", "--trust"])
         assert result.exit_code == 0, result.output
         assert "return" in result.output
-
-    @pytest.mark.parametrize("command", ["eval", "enjoy"])
-    def test_their_statistics_run_nothing(self, command, tmp_path, capfd, monkeypatch):
-        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
-        canary = tmp_path / "canary"
-        run.normalization.write_bytes(b"cos\nsystem\n(Vtouch " + str(canary).encode() + b"\ntR.")
-        code, printed = called(monkeypatch, capfd, command, run.path)
-        assert code == 2
-        assert "os.system" in printed
-        assert "--trust" in printed
-        assert not canary.exists()
 
     @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"], ["train", "--resume"]])
     def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, capfd, monkeypatch):

@@ -15,7 +15,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
-from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
@@ -208,15 +207,6 @@ def test_a_full_disk_is_reported_with_the_run_and_an_environments_own_missing_fi
 
 
 class TestUnreadable:
-    def test_settings_that_cannot_be_written_leave_the_old_ones(self, tmp_path, monkeypatch):
-        folder = RunDir.create(tmp_path, "Pendulum-v1")
-        folder.write_settings({"tau": 0.1}, {"env": "Pendulum-v1"})
-        monkeypatch.setattr(files, "flush", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-        with pytest.raises(ValueError, match="No space left"):
-            folder.write_settings({"tau": 0.2}, {"env": "Pendulum-v1"})
-        assert folder.config() == {"tau": 0.1}
-        assert sorted(path.name for path in folder.settings.iterdir()) == ["args.yml", "config.yml"]
-
     def test_a_run_without_readable_settings_does_not_keep_others_from_starting(self, tmp_path):
         folder = short_run(tmp_path)
         (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps

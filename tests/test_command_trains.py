@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
@@ -72,15 +71,6 @@ class TestTrain:
     def test_a_new_run_never_touches_an_old_one(self, tmp_path):
         first, second = (prepared(tmp_path, "Pendulum-v1", steps=60).folder.path for _ in range(2))
         assert [first.name, second.name] == ["Pendulum-v1_1", "Pendulum-v1_2"]
-
-    def test_numbers_of_a_file_may_have_a_fraction_of_zero(self, tmp_path):
-        run = prepared(tmp_path, "Pendulum-v1", steps=60.0, threads=1.0, eval_freq=30.0, save_freq=30.0, seed=3.0)
-        assert experiment.train(run)
-        assert run.folder.scores()[0].tolist() == [30, 60]
-        assert run.folder.arguments()["num_threads"] == 1
-        csv_log, tensorboard = run.model.logger.output_formats
-        assert csv_log.file.closed
-        assert tensorboard._is_closed
 
     def test_a_run_without_any_learning_says_so(self, tmp_path):
         with pytest.warns(UserWarning, match=r"learning begins after 100 steps \(learning_starts\), and this run has 60"):
@@ -183,18 +173,6 @@ def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp
     assert "the simulator is broken" in printed
 
 
-def test_a_disk_that_is_full_when_an_episodes_line_is_written_is_one_line(tmp_path, monkeypatch, capfd):
-    """SB3's ``Monitor`` is an environment too, but no simulator."""
-
-    def write_row(writer, info):
-        raise OSError(28, "No space left on device", "0.monitor.csv")
-
-    monkeypatch.setattr(ResultsWriter, "write_row", write_row)
-    code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--steps", 300, "--out", tmp_path, *QUICK)
-    assert (code, printed.count("\n")) == (2, 1)
-    assert "Pendulum-v1_1 cannot be read or written: No space left on device" in printed
-
-
 class TestEnvironmentsOfOnesOwn:
     """Where the script ``td3x`` is started, as pip installs it: Python looks for modules beside the script, not there."""
 
@@ -260,11 +238,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
     assert code == 2
     assert printed.startswith(f"error: {tmp_path / 'file'}")
     assert " cannot be read or written: " in printed
-
-
-def test_a_hidden_file_that_cannot_be_written_is_told_by_its_folder(capfd):
-    assert cli.fail(PermissionError(13, "Permission denied", "runs/a/.lock.46fa")) == 2
-    assert capfd.readouterr().err == "error: runs/a cannot be read or written: Permission denied\n"
 
 
 def test_usage_errors_end_with_2():

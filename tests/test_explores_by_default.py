@@ -5,7 +5,6 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import (
-    ActionNoise,
     NormalActionNoise,
     OrnsteinUhlenbeckActionNoise,
     VectorizedActionNoise,
@@ -155,19 +154,6 @@ class TestNoiseOfTheUsersOwn:
         assert algorithm.action_noise.given == []
         algorithm.learn(30)
         assert len(algorithm.action_noise.given) == 30
-
-    def test_it_may_look_at_the_model(self, tmp_path):
-        class Falls(ActionNoise):
-            def __init__(self, algorithm):
-                super().__init__()
-                self.algorithm = algorithm
-
-            def __call__(self):
-                return np.full(1, 0.5 / (1 + self.algorithm.num_timesteps), np.float32)
-
-        algorithm = model(tensorboard_log=str(tmp_path)).learn(20)
-        algorithm.action_noise = Falls(algorithm)
-        assert algorithm.learn(30).num_timesteps == 30
 
 
 class TestAutomaticLearningStarts:

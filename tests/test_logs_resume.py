@@ -1,7 +1,6 @@
 """The progress.csv of a run that is resumed: no line is lost, none is there twice, whatever has happened to it."""
 
 import csv
-import os
 
 import numpy as np
 from stable_baselines3.common.callbacks import ConvertCallback
@@ -129,22 +128,3 @@ def test_has_its_header_after_a_kill_before_the_first_line_that_counts(tmp_path)
         logger.record("step", value)
         logger.dump()
     assert path.read_text() == "step\n2\n3\n"
-
-
-def test_may_be_on_another_drive_than_the_checkpoints(tmp_path, monkeypatch):
-    def relpath(path, start):
-        raise ValueError("path is on mount 'D:', start on mount 'C:'")
-
-    monkeypatch.setattr(os.path, "relpath", relpath)
-    learner = model(seeded())
-    learner.set_logger(log_state.configure(tmp_path / "progress.csv"))
-    learner.learn(80)
-    assert log_state.lengths(learner.logger, learner.env, tmp_path / "run")[str(tmp_path / "progress.csv")] == 2
-
-
-def test_is_known_under_any_name_of_its_folder(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    (tmp_path / "run" / "progress.csv").write_text("step\n1\n")
-    logger = log_state.configure(tmp_path / "link" / "progress.csv")
-    assert log_state.lengths(logger, DummyVecEnv([LineEnv]), tmp_path / "run") == {"progress.csv": 2, "./": 0}

@@ -1,7 +1,5 @@
 """Networks of one's own learn the same on every path, or their updates are made on the plain one, with the reason."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch as th
@@ -166,23 +164,6 @@ class TestWhatAProgramWouldNotRepeat:
         train(algorithm, [random_batch(0), random_batch(1)])
         assert reason in assert_plain_takes_over(extractor, capsys)
 
-    def test_numbers_that_another_thread_draws_are_not_the_policys(self):
-        is_over, has_drawn = threading.Event(), threading.Event()
-
-        def draw():
-            while not is_over.is_set():
-                np.random.uniform()
-                has_drawn.set()
-
-        other = threading.Thread(target=draw)
-        other.start()
-        has_drawn.wait()
-        try:
-            train(ready("compiled"), [random_batch(0)])
-        finally:
-            is_over.set()
-            other.join()
-
 
 @pytest.mark.usefixtures("recorded")
 class TestIsTheSame:
@@ -203,24 +184,6 @@ class TestIsTheSame:
             train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
         assert_equal(*both)
         assert {float(value) for name, value in optimizer_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
-
-    def test_in_several_threads(self):
-        models, errors = [ready("compiled") for _ in range(3)], []
-
-        def work(algorithm):
-            try:
-                train(algorithm, [random_batch(0), random_batch(1)])
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(one,)) for one in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        for one in models[1:]:
-            assert_equal(models[0], one)
 
 
 def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():

@@ -155,12 +155,6 @@ class TestOneWriter:
                 prepare(Experiment("Pendulum-v1", steps=10, device="cpu", out=tmp_path))
         assert list((tmp_path / "td3x").iterdir()) == []
 
-    def test_what_is_left_of_one_that_was_being_taken_does_not_keep_a_run_from_starting(self, tmp_path):
-        (tmp_path / "lock.break.1.0123").touch()
-        run = prepare(Experiment("Pendulum-v1", steps=10, device="cpu"), tmp_path)
-        run.resources.close()
-        assert run.total == 10
-
     def test_its_heart_beats(self, tmp_path):
         with RunLock(tmp_path):
             os.utime(tmp_path / "lock", times=(0, 0))

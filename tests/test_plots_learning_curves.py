@@ -79,16 +79,6 @@ class TestReading:
         with pytest.raises(ValueError, match=r"is not a run: it holds no settings \(<environment>/args\.yml"):
             scores.read([run.path])
 
-    def test_a_copy_from_the_hub_does_not_make_a_run_of_the_folder_around_it(self, tmp_path):
-        run = evaluated(tmp_path, 0)
-        shutil.copytree(run.settings, tmp_path / "hub" / "td3x-Hopper")
-        assert RunDir.is_at(run.path)
-        with pytest.raises(ValueError, match="hub is not a run"):
-            RunDir.open(tmp_path / "hub")
-        run.args_file.write_text("a: [")
-        with pytest.raises(ValueError, match="cannot be read"):
-            RunDir.open(run.path)
-
     def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
         configs = [
             {"tau": 0.005},

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy
-from sb3_td3x.td3x import losses, precision
+from sb3_td3x.td3x import losses
 from tests.reference.quantiles_by_the_paper import kept_quantiles, quantile_huber
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
@@ -115,12 +115,6 @@ class TestCritic:
                 train_on(algorithm, [0])
                 outcomes.append({name: value for name, value in weights(algorithm).items() if name.startswith("actor.")})
             assert (largest_difference(*outcomes) > 0) == follows
-
-    def test_outputs_are_never_rounded_to_bf16(self):
-        policy = model(n_quantiles=70, policy_kwargs={"net_arch": [64, 64]}).policy
-        with precision.bf16_products(precision.hidden_layers(policy)):
-            for network in (*policy.critic.q_networks, *policy.critic_target.q_networks):
-                assert ["forward" in vars(layer) for layer in network] == [False, False, True, False, False]
 
 
 class TestDropping:

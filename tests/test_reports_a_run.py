@@ -50,6 +50,12 @@ def copied(unfinished, tmp_path):
     return Path(shutil.copytree(unfinished.path, tmp_path / "run"))
 
 
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """They take most of the time."""
+    monkeypatch.setattr(report, "_picture", lambda figure: "data:image/svg+xml;base64,")
+
+
 @pytest.fixture(scope="module")
 def page(unfinished):
     return report.render(unfinished)
@@ -116,6 +122,7 @@ class TestContent:
         assert commands(page)[0] == shlex.split(COMMAND)
 
     @pytest.mark.parametrize("command", ["rm -rf /", "td3x train --env 'a", None, ["td3x", "train"]])
+    @pytest.mark.usefixtures("without_pictures")
     def test_shows_no_other_command_for_it(self, command, copied):
         run = RunDir.open(copied)
         run.write_settings(run.config(), {**run.arguments(), "command": command})
@@ -124,6 +131,7 @@ class TestContent:
         assert commands(report.render(run))[0] == ["td3x", "train", "--env", "$(reboot);", "reboot"]  # quoted
 
     @pytest.mark.filterwarnings("ignore:not restored exactly")  # the callback that stopped it
+    @pytest.mark.usefixtures("without_pictures")
     def test_the_command_resumes_the_run(self, unfinished, page, tmp_path):
         assert commands(page)[1] == ["td3x", "train", "--resume", str(unfinished.path)]
         assert "Resume from step 200" in page
@@ -134,6 +142,7 @@ class TestContent:
         assert commands(finished)[1] == ["td3x", "train", "--resume", str(copy), "--steps", "800"]
         assert "unfinished" not in finished
 
+    @pytest.mark.usefixtures("without_pictures")
     def test_a_large_video_is_left_out_and_the_page_says_so(self, unfinished, monkeypatch):
         monkeypatch.setattr(report, "MAX_VIDEO_BYTES", len(VIDEO) - 1)
         page = report.render(unfinished)
@@ -153,12 +162,14 @@ class TestContent:
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
     @pytest.mark.timeout(60)  # a pipe that nobody writes to blocks whoever opens it
+    @pytest.mark.usefixtures("without_pictures")
     def test_pipes_in_place_of_files_are_left_out(self, copied):
         for name in ("progress.csv", "evaluations.npz", "video/best_model.mp4", "Line-v0/config.yml"):
             (copied / name).unlink()
             os.mkfifo(copied / name)
         assert "no training diagnostics" in report.render(RunDir.open(copied))
 
+    @pytest.mark.usefixtures("without_pictures")
     def test_a_damaged_run_is_explained(self, copied, unfinished, capfd, monkeypatch):
         run = copied
         (run / "evaluations.npz").write_bytes(b"PK\x03\x04 no archive")
@@ -214,6 +225,7 @@ class TestUntrustedRuns:
         for picture in parts.urls():
             assert b"<script" not in base64.b64decode(picture.partition(",")[2])
 
+    @pytest.mark.usefixtures("without_pictures")
     def test_their_commands_are_harmless_when_pasted(self, hostile):
         for command in commands(report.render(hostile)):
             assert command[:2] in (["td3x", "train"], ["td3x", "eval"])
@@ -221,6 +233,7 @@ class TestUntrustedRuns:
         assert self.ATTACK in commands(report.render(hostile))[0]
 
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
+    @pytest.mark.usefixtures("without_pictures")
     def test_scores_that_are_none_are_named(self, steps, copied):
         (copied / "scores.csv").write_text("timesteps\n1\n")
         assert "has no column" in report.render(RunDir.open(copied))

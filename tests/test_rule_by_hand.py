@@ -1,4 +1,4 @@
-"""Each equation of the rule against numbers worked out by hand."""
+"""Each equation of TD3 against numbers worked out by hand."""
 
 import pytest
 import torch as th

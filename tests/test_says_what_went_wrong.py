@@ -18,13 +18,11 @@ from tests.tools import LineEnv, largest_difference, model, weights
 
 
 class TestLoadOnAnObject:
-    def test_of_a_model_warns_that_it_is_not_changed(self, trained, tmp_path):
+    def test_of_a_model_or_a_policy_warns_that_it_is_not_changed(self, trained, tmp_path):
         trained.save(tmp_path / "model")
         with pytest.warns(UserWarning, match="load returns a new TD3X and does not change this one"):
             loaded = model(seed=1).load(tmp_path / "model")
         assert largest_difference(weights(loaded), weights(trained)) == 0
-
-    def test_of_a_policy_too(self, trained, tmp_path):
         trained.policy.save(tmp_path / "policy")
         with pytest.warns(UserWarning, match="load returns a new TD3XPolicy"):
             trained.policy.load(tmp_path / "policy")
@@ -51,10 +49,7 @@ class Returns(BaseCallback):
 
 
 class TestACallbackThatReturnsNothing:
-    @pytest.mark.parametrize(
-        "callback",
-        [lambda *_: None, Returns(None), [Returns(True), Returns(None)], CallbackList([Returns(None), Returns(True)])],
-    )
+    @pytest.mark.parametrize("callback", [lambda *_: None, Returns(None), CallbackList([Returns(True), Returns(None)])])
     def test_ends_the_training_with_a_warning(self, callback):
         with pytest.warns(UserWarning, match="training ends after 1 steps, because a callback returned None"):
             assert model().learn(40, callback).num_timesteps == 1

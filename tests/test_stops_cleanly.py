@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_p
         return "steps on cpu" in printed() and len(workers) > 2
 
     wait_until(hangs, process)
-    time.sleep(5)
+    time.sleep(2)
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: "finishing this step; Ctrl-C again aborts" in printed(), process)
     time.sleep(1)

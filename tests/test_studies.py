@@ -25,8 +25,8 @@ from sb3_td3x.runs import experiment
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
-from tests.commands import called, stop_after, td3x
-from tests.studies import SHORT, made, nodes, resumed_at, saved_steps, study, tables
+from tests.commands import called, stop_after
+from tests.studies import SHORT, made, resumed_at, saved_steps, study
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
 
@@ -397,19 +397,3 @@ class TestSearch:
         assert prepared.folder.scores()[0].tolist() == [200]
         assert prepared.folder.best_model.exists()
         assert not (tmp_path / "trial" / "lock").exists()
-
-
-class TestRunners:
-    def test_one_machine_and_a_cluster_of_two_nodes_give_the_same_scores(self, tmp_path):
-        """Two environments with a setting each: bit for bit, from one file."""
-        first, second = GRID["envs"]
-        slow = {"setting": "slow", "envs": [second], "overrides": {"learning_rate": 1e-5}}
-        runs = study(tmp_path / "s.yml", steps=250, seeds=[0], runs=[{"setting": "default", "envs": [first]}, slow])
-        printed = td3x("study", tmp_path / "s.yml", "--jobs", 2, "--out", tmp_path / "local")
-        assert "2 of 2 runs are done" in printed
-        with nodes(1, 1) as (cluster, _):
-            outcomes = made(runs, tmp_path / "ray", runners.on_ray(cluster.address))
-        assert all(one.is_finished for one in outcomes.values())
-        assert tables(tmp_path / "local") == tables(tmp_path / "ray")
-        assert len(tables(tmp_path / "ray")) == 2
-        assert (tmp_path / "local" / "summary.csv").exists()

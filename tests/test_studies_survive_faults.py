@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
@@ -42,11 +43,11 @@ class TestWorkers:
         made(study(path / "s.yml"), path)
         return tables(path)
 
-    def test_a_killed_process_is_replaced_and_its_run_goes_on_exactly(self, whole, tmp_path):
+    def test_a_killed_process_is_replaced_and_its_run_resumed_exactly(self, whole, tmp_path):
         self.check(whole, tmp_path, runners.local(2))
 
-    def test_a_killed_ray_worker_is_replaced_and_its_run_goes_on_exactly(self, whole, tmp_path):
-        with nodes(2) as (cluster, _):
+    def test_a_killed_ray_worker_is_replaced_and_two_nodes_give_the_scores_of_one_machine(self, whole, tmp_path):
+        with nodes(1, 1) as (cluster, _):
             self.check(whole, tmp_path, runners.on_ray(cluster.address))
 
     def check(self, whole, path, runner):
@@ -56,7 +57,7 @@ class TestWorkers:
         assert [attempts(path, run) for run in runs] == [[0, 200]] * 2
         assert tables(path) == whole
 
-    def test_a_run_whose_environment_died_goes_on(self, tmp_path):
+    def test_a_run_whose_environment_died_is_resumed(self, tmp_path):
         """On a cluster and here alike."""
         runs = study(tmp_path / "s.yml", seeds=[0])
         (outcome,) = made(runs, tmp_path, runners.local(1), train_after_a_death).values()
@@ -100,37 +101,16 @@ def killed(run, path):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class TestNodes:
-    def test_a_node_is_lost_and_its_runs_go_on_from_their_checkpoints_on_another(self, tmp_path):
-        runs = study(tmp_path / "s.yml", seeds=list(range(4)), steps=900)
-        before = {}
-
-        def lose(cluster, node):
-            wait_until(lambda: sum(saved_steps(tmp_path, run)[-1:] > [100] for run in runs) >= 2)
-            before.update({run: saved_steps(tmp_path, run)[-1:] for run in runs})
-            cluster.remove_node(node, allow_graceful=False)
-
-        with nodes(1, 1) as (cluster, (_, second)):
-            loss = threading.Thread(target=lose, args=(cluster, second))
-            loss.start()
-            outcomes = made(runs, tmp_path, runners.on_ray(cluster.address))
-            loss.join()
-        assert all(one.is_finished for one in outcomes.values())
-        assert len(outcomes) == 4
-        disturbed = [run for run in runs if len(attempts(tmp_path, run)) > 1]
-        assert disturbed
-        for run in disturbed:
-            assert attempts(tmp_path, run)[-1] >= max(before[run], default=0)
-        assert any(resumed_at(tmp_path, run) for run in disturbed)
-
-    def test_the_lock_of_a_lost_machine_is_waited_for(self, tmp_path):
+class TestLocks:
+    def test_that_of_a_lost_machine_is_waited_for(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "LEASE_SECONDS", 1.5)
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         folder = StudyFolder.at(tmp_path).run(run)
         folder.mkdir(parents=True)
         leave_lock(folder, host="elsewhere", pid=1)
         assert made(runs, tmp_path)[run.name].is_finished
 
-    def test_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
+    def test_that_of_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
         """As one that saves its last checkpoint while the study is begun again."""
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         folder = StudyFolder.at(tmp_path).run(run)
@@ -176,7 +156,7 @@ class TestDrivers:
         assert f"is being written by process {os.getpid()}" in printed
 
     def test_ctrl_c_then_a_kill_then_the_same_command_finishes(self, tmp_path):
-        runs = study(tmp_path / "s.yml", steps=2500)
+        runs = study(tmp_path / "s.yml", steps=1500)
         out = tmp_path / "out"
         command = ("study", tmp_path / "s.yml", "--jobs", 2, "--out", out)
 
@@ -207,7 +187,7 @@ class TestDrivers:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_three_of_four_nodes_are_lost_one_after_another(tmp_path):
+def test_three_of_four_nodes_are_lost_and_their_runs_resume_on_another(tmp_path):
     runs = study(tmp_path / "s.yml", seeds=list(range(8)), steps=2500)
 
     def lose(cluster, lost):
@@ -221,5 +201,5 @@ def test_three_of_four_nodes_are_lost_one_after_another(tmp_path):
         outcomes = made(runs, tmp_path, runners.on_ray(cluster.address))
         losses.join()
     assert all(one.is_finished for one in outcomes.values())
-    assert any(len(attempts(tmp_path, run)) > 1 for run in runs)
+    assert any(resumed_at(tmp_path, run) for run in runs if len(attempts(tmp_path, run)) > 1)
     assert all(attempts(tmp_path, run) == sorted(attempts(tmp_path, run)) for run in runs)

@@ -27,7 +27,7 @@ from tests.resuming import assert_same_run, seeded
 from tests.tools import LineEnv, model, weights
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
-KILLS = 500 if SOAK else 8
+KILLS = 500 if SOAK else 6
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ print(env.reset().shape, [process.is_alive() for process in env.processes])
 
 
 class TestLongRuns:
-    UPDATES = 200_000 if SOAK else 6_000
+    UPDATES = 200_000 if SOAK else 3_000
 
     @pytest.mark.timeout(7200 if SOAK else 300)
     def test_memory_stays_flat(self, tmp_path):

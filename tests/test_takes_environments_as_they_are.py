@@ -115,18 +115,6 @@ class TestWhatCannotBeLearnedFrom:
         with pytest.raises(ValueError, match=r"environment 0 .* time limit with None at environment step 15: .*True or False"):
             self.learn(lambda o, r, terminated, _, info: (o, r, terminated, None, info), env=env)
 
-    def test_an_info_of_none(self):
-        class Wrapper(VecEnvWrapper):
-            def reset(self):
-                return self.venv.reset()
-
-            def step_wait(self):
-                observations, rewards, dones, infos = self.venv.step_wait()
-                return observations, rewards, dones, [{**info, "TimeLimit.truncated": None} for info in infos]
-
-        with pytest.raises(ValueError, match="time limit with None at environment step 1:"):
-            model(Wrapper(DummyVecEnv([LineEnv]))).learn(5)
-
     def test_noise_that_is_not_finite(self):
         with pytest.raises(NonFiniteError, match=r"action \(the exploration noise .* is not finite at environment step 1\."):
             model(action_noise=NormalActionNoise(np.full(1, np.nan), np.ones(1))).learn(5)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch as th
 
-from sb3_td3x import TD3X, TD3XPolicy
+from sb3_td3x import TD3X
 from tests.tools import SMALL, LineEnv, model
 
 STATM = Path("/proc/self/statm")
@@ -63,19 +63,6 @@ def test_batch_norm_and_unknown_layers_are_in_training_mode_during_updates(monke
     algorithm.predict(LineEnv().reset(seed=0)[0])
     assert set(modes) == {False}
     assert walks(algorithm, monkeypatch) > 0
-
-
-def test_a_hook_may_depend_on_the_mode():
-    class Normed(TD3XPolicy):
-        def make_critic(self, features_extractor=None):
-            critic = super().make_critic(features_extractor)
-            th.nn.utils.spectral_norm(critic.q_networks[0][0])
-            return critic
-
-    algorithm = model(policy=Normed)
-    vector = algorithm.critic.q_networks[0][0].weight_u.clone()
-    algorithm.learn(20)
-    assert not th.equal(algorithm.critic.q_networks[0][0].weight_u, vector)
 
 
 def test_a_layer_that_is_exchanged_later_is_noticed_by_the_next_learn():

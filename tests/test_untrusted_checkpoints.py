@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,11 +33,16 @@ class TestAnUntrustedCheckpoint:
     def evaluation(self, folder):
         return EvalCallback(seeded(), eval_freq=10, log_path=folder, verbose=0, warn=False)
 
+    @pytest.fixture(scope="module")
+    def saved(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("untrusted") / "run"
+        model(seeded()).learn(40, [self.evaluation(folder), TD3XCheckpointCallback(20, folder)])
+        return folder
+
     @pytest.fixture
-    def run(self, tmp_path):
-        model(seeded()).learn(40, [self.evaluation(tmp_path / "run"), TD3XCheckpointCallback(20, tmp_path / "run")])
+    def run(self, saved, tmp_path):
         (tmp_path / "mine").write_text("my work\n")
-        return tmp_path / "run"
+        return Path(shutil.copytree(saved, tmp_path / "run"))
 
     def test_runs_no_code(self, run):
         class Attack:
@@ -129,32 +136,20 @@ class TestAnUntrustedCheckpoint:
         assert (run / "new").read_bytes() == b"content"
         assert (run.parent / "mine").read_text() == "my work\n"
 
-    @pytest.mark.parametrize("chunks", [[1], 5, [{}], [{"file": 1}], [{"file": "a", "bytes": 0, "sha256": ""}]])
+    @pytest.mark.parametrize("chunks", [5, [{}], [{"file": "a", "bytes": 0, "sha256": ""}]])
     def test_whose_chunks_are_invalid_is_refused(self, run, chunks):
         self.forge(run, lambda manifest, state: manifest["replay"].update(chunks=chunks))
         with pytest.raises(CheckpointError):
             resume_run(run, seeded())
 
     @pytest.mark.parametrize("part", ["generators", "env", "callbacks", "files", "log", "model"])
-    @pytest.mark.parametrize("value", [None, [1], {"x": 1}])
+    @pytest.mark.parametrize("value", [None, [1]])
     def test_whose_state_is_invalid_is_refused(self, run, part, value):
         self.forge(run, lambda manifest, state: state.update({part: value}))
-        if value == {"x": 1} and part in ("files", "model"):  # nothing of this run has that name
-            return
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be read"):
             resume_run(run, seeded()).learn(60, self.evaluation(run), resume=True)
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"replay": None},
-            {"logs": [1]},
-            {"files": "model.zip"},
-            {"total": None},
-            {"files": {"model.zip": 3}},
-            {"format": 99},
-        ],
-    )
+    @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}])
     def test_whose_manifest_is_invalid_is_refused(self, run, change):
         self.forge(run, lambda manifest, state: manifest.update(change))
         with pytest.raises(CheckpointError, match=r"manifest.json (has|cannot|lists)"):

@@ -13,7 +13,7 @@ from tests.reference.td3_by_the_paper import PaperTD3
 from tests.tools import feed, model, random_batch, without_output
 
 UPDATES = 20
-RULE = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
+SETTINGS = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 OWN_RATE = {"qf_learning_rate": 3e-3}
 CLIPPED = {"max_grad_norm": 0.03}
@@ -66,8 +66,9 @@ def assert_equal_networks(policy, reference, tolerance):
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "n_critics", "accelerate", "extras"),
-    [(*kind, n_critics, "plain", {}) for kind in (FLOAT64, FLOAT32) for n_critics in (1, 2, 3)]
-    + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 2, 3)]
+    [(*FLOAT64, n_critics, "plain", {}) for n_critics in (1, 2, 3)]
+    + [(*FLOAT32, 2, "plain", {})]
+    + [(*FLOAT64, n_critics, "plain", QUANTILES) for n_critics in (1, 3)]
     + [(*FLOAT64, 2, "plain", {**QUANTILES, "top_quantiles_to_drop_per_net": 0})]
     + [(*FLOAT64, 2, "plain", OWN_RATE), (*FLOAT64, 2, "plain", CLIPPED), (*FLOAT32, 3, "plain", QUANTILES | CLIPPED)]
     + [(*FLOAT64, n_critics, "plain", LAP) for n_critics in (1, 2)]
@@ -80,7 +81,7 @@ def assert_equal_networks(policy, reference, tolerance):
 def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, extras):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
-    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **RULE, **extras))
+    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **SETTINGS, **extras))
     algorithm.policy.to(dtype)
     algorithm.replay_buffer.update_priorities = lambda errors: None  # of batches that it did not draw
     reference = reference_of(algorithm)
@@ -99,7 +100,7 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
         )
         logged = algorithm.logger.name_to_value
         assert logged["train/critic_loss"] == pytest.approx(losses[0], rel=tolerance)
-        if update % RULE["policy_delay"] == 0:
+        if update % SETTINGS["policy_delay"] == 0:
             assert logged["train/actor_loss"] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
         assert_equal_networks(algorithm.policy, reference, tolerance)
     if "max_grad_norm" in extras:

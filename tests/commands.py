@@ -5,9 +5,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
-from sb3_td3x import cli
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
@@ -53,17 +50,3 @@ def stop_after(monkeypatch, steps):
         return on_step(callback)
 
     monkeypatch.setattr(TD3XCheckpointCallback, "_on_step", interrupted)
-
-
-def called(monkeypatch, capfd, *arguments):
-    """The command in this process: exit code and what it wrote to stderr."""
-    code, printed = called_and_heard(monkeypatch, capfd, *arguments)
-    return code, printed.err
-
-
-def called_and_heard(monkeypatch, capfd, *arguments):
-    """The command in this process: exit code and what it wrote, as ``out`` and ``err``."""
-    monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, capfd.readouterr()

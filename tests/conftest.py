@@ -1,9 +1,13 @@
 import io
 import os
+import sys
 
+import gymnasium as gym
 import pytest
 import torch as th
+from gymnasium.envs.registration import EnvSpec
 
+from sb3_td3x import cli
 from sb3_td3x.td3x import compiled, precision
 from tests.tools import model
 
@@ -38,7 +42,7 @@ def one_program_per_graph():
 
     def compile_once(graph, inputs, options):
         assert not any(node.op == "get_attr" for node in graph.graph.nodes), "a tensor is in the program that is no input"
-        layouts = tuple((one.shape, one.stride(), one.dtype) for one in inputs)
+        layouts = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
         key = graph.code, layouts, th.get_num_threads(), torch._inductor.config.aot_inductor.debug_compile
         if key not in programs:
             programs[key] = compile_graph(graph, inputs, options=options)
@@ -70,6 +74,40 @@ def path(request):
     if request.param == "compiled" and not compiled._has_compiler():
         pytest.skip("no C++ compiler on this machine")
     return request.param
+
+
+@pytest.fixture
+def called_and_heard(monkeypatch, capfd):
+    """Calls ``td3x`` in this process: its exit code and what it wrote, as ``out`` and ``err``."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["td3x", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def called(called_and_heard):
+    """Calls ``td3x`` in this process: its exit code and what it wrote to stderr."""
+
+    def call(*arguments):
+        code, printed = called_and_heard(*arguments)
+        return code, printed.err
+
+    return call
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers an environment for one test."""
+
+    def register(name, env, **kwargs):
+        monkeypatch.setitem(gym.registry, name, EnvSpec(name, env, **{"max_episode_steps": 100, **kwargs}))
+
+    return register
 
 
 @pytest.fixture(scope="session")

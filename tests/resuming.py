@@ -42,6 +42,11 @@ def seeded(env=LineEnv, count=1, vec=DummyVecEnv, wrapper=lambda env: env, **kwa
     return vec([maker(index) for index in range(count)])
 
 
+def saved_steps(folder):
+    """The steps of the checkpoints in a folder."""
+    return [saved.steps for saved in Store(folder).checkpoints()]
+
+
 def poison_generators():
     """What a new process would do to the global generators."""
     random.seed(123), np.random.seed(456), th.manual_seed(789)
@@ -50,17 +55,19 @@ def poison_generators():
 def assert_same_run(left, right):
     for name, value in weights(left).items():
         assert th.equal(value, weights(right)[name]), name
-    for one, other in ((left.actor, right.actor), (left.critic, right.critic)):
-        for own, theirs in zip(one.parameters(), other.parameters(), strict=True):
-            for key, value in one.optimizer.state[own].items():
-                assert th.equal(value, other.optimizer.state[theirs][key]), key
+    for ours, theirs in ((left.actor, right.actor), (left.critic, right.critic)):
+        for parameter, counterpart in zip(ours.parameters(), theirs.parameters(), strict=True):
+            for key, value in ours.optimizer.state[parameter].items():
+                assert th.equal(value, theirs.optimizer.state[counterpart][key]), key
     assert left.replay_buffer.pos == right.replay_buffer.pos
     assert left.replay_buffer.full == right.replay_buffer.full
     for name in ("actions", "rewards", "dones", "timeouts"):
         assert np.array_equal(getattr(left.replay_buffer, name), getattr(right.replay_buffer, name)), name
     for name in ("num_timesteps", "_n_updates", "_episode_num"):
         assert getattr(left, name) == getattr(right, name), name
-    assert [(one["r"], one["l"]) for one in left.ep_info_buffer] == [(one["r"], one["l"]) for one in right.ep_info_buffer]
+    assert [(episode["r"], episode["l"]) for episode in left.ep_info_buffer] == [
+        (episode["r"], episode["l"]) for episode in right.ep_info_buffer
+    ]
 
 
 def run_twice(tmp_path, make_env, save_freq=50, trust=False, **kwargs):
@@ -68,7 +75,7 @@ def run_twice(tmp_path, make_env, save_freq=50, trust=False, **kwargs):
     arguments = {"seed": 1, "learning_starts": 20, "batch_size": 8, **kwargs}
     whole = model(make_env(), **arguments)
     whole.learn(STEPS, TD3XCheckpointCallback(save_freq, tmp_path, keep_last=10))
-    middle = [one.steps for one in Store(tmp_path).checkpoints() if 0 < one.steps < STEPS][-1]
+    middle = [steps for steps in saved_steps(tmp_path) if 0 < steps < STEPS][-1]
     poison_generators()
     resumed = resume_run(tmp_path, make_env(), checkpoint=middle, trust=trust)
     poison_generators()

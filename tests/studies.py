@@ -11,6 +11,7 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.runners import Outcome
+from tests import resuming
 
 SHORT = {
     "steps": 450,
@@ -41,24 +42,25 @@ def here(function, runs):
 
 def made(runs, path, runner=here, train=attempt.train_td3x):
     """Make the runs of a study in ``path``; its outcomes by name."""
-    return {one.run.name: one for one in runners.drive(runs, StudyFolder.at(path), train, runner)}
+    return {outcome.run.name: outcome for outcome in runners.drive(runs, StudyFolder.at(path), train, runner)}
 
 
 def saved_steps(path, run):
     """Steps of a run's checkpoints."""
-    return [one.steps for one in Store(StudyFolder.at(path).run(run) / "checkpoint").checkpoints()]
+    return resuming.saved_steps(StudyFolder.at(path).run(run) / "checkpoint")
 
 
 def resumed_at(path, run):
-    """Where a run was gone on with, according to its last checkpoint."""
+    """Where a run was resumed, according to its last checkpoint."""
     last = Store(StudyFolder.at(path).run(run) / "checkpoint").checkpoints()[-1]
-    return [one["steps"] for one in last.manifest["resumed"]]
+    return [resumption["steps"] for resumption in last.manifest["resumed"]]
 
 
 def tables(path):
     """Every run's scores without the seconds."""
     return {
-        one.name: [line.rpartition(",")[0] for line in one.read_text().splitlines()] for one in (path / "returns").iterdir()
+        table.name: [line.rpartition(",")[0] for line in table.read_text().splitlines()]
+        for table in (path / "returns").iterdir()
     }
 
 

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
-from tests.resuming import STEPS, OpenLineEnv, seeded
+from tests.resuming import STEPS, OpenLineEnv, saved_steps, seeded
 from tests.tools import LineEnv, model
 
 
@@ -51,8 +51,7 @@ class TestExactly:
 
         run.learn(STEPS, [*resumed, ConvertCallback(look)], resume=True)
         assert seen[0] == [25, 50]  # not what came after the checkpoint
-        for one, other in zip(whole, resumed, strict=True):
-            assert one.n_calls == other.n_calls
+        assert [callback.n_calls for callback in whole] == [callback.n_calls for callback in resumed]
         assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
         assert resumed[0].evaluations_results == whole[0].evaluations_results
         assert resumed[0].best_mean_reward == whole[0].best_mean_reward
@@ -139,7 +138,7 @@ def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tm
     callbacks = [EvalCallback(DummyVecEnv([lambda: ResumableEnv(OpenLineEnv())]), eval_freq=20, verbose=0)]
     learned = model(seeded()).learn(40, [*callbacks, TD3XCheckpointCallback(20, tmp_path)])
     assert learned.num_timesteps == 40
-    assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
+    assert saved_steps(tmp_path) == [20, 40]
 
 
 def test_one_that_only_shows_may_come_and_go(tmp_path):
@@ -152,7 +151,7 @@ def test_one_that_only_shows_may_come_and_go(tmp_path):
     for steps, callbacks in ((40, [Shows()]), (80, []), (120, [Shows()])):
         learner = resume_run(tmp_path, seeded()) if steps > 40 else model(seeded())
         learner.learn(steps, [*callbacks, TD3XCheckpointCallback(20, tmp_path)], resume=steps > 40)
-    assert [one["not_restored"] for one in learner.resumptions] == [[], []]
+    assert [resumption["not_restored"] for resumption in learner.resumptions] == [[], []]
 
 
 def test_tensorboard_drops_what_a_lost_process_wrote(tmp_path):

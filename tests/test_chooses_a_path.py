@@ -57,7 +57,7 @@ class TestAuto:
         algorithm.train(40, 8)
         assert switch == [SWITCH]
 
-    def test_a_copy_goes_on_counting_and_a_loaded_model_begins_anew(self, switch, tmp_path):
+    def test_a_copy_continues_counting_and_a_loaded_model_begins_anew(self, switch, tmp_path):
         algorithm = model().learn(30)
         assert algorithm._updates_since_load == copy.deepcopy(algorithm)._updates_since_load == 20
         algorithm.save(tmp_path / "model")

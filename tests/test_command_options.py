@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.envs import BitFlippingEnv
 from typer.testing import CliRunner
 
@@ -19,22 +18,18 @@ from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment, play, settings
-from tests.commands import FAST, QUICK, called, called_and_heard, prepared, saved_run
+from tests.commands import FAST, QUICK, prepared, saved_run
 from tests.tools import LineEnv, model
 
 PENDULUM = ["train", "--env", "Pendulum-v1", "--no-video", *QUICK]
 
 
-def registered(monkeypatch, name, env, **kwargs):
-    monkeypatch.setitem(gym.registry, name, EnvSpec(name, env, **{"max_episode_steps": 100, **kwargs}))
-
-
 @pytest.fixture
-def heard(monkeypatch, capfd, tmp_path):
+def heard(tmp_path, called_and_heard):
     """Calls ``td3x`` in this process; returns what it printed when it ended well."""
 
     def call(*arguments):
-        code, printed = called_and_heard(monkeypatch, capfd, *arguments, "--out", tmp_path)
+        code, printed = called_and_heard(*arguments, "--out", tmp_path)
         assert code == 0, printed.err
         return printed.out
 
@@ -57,8 +52,8 @@ class TestOptions:
         ("text", "complaint"),
         [("g=5", "needs key:value, not 'g=5'"), ("weight:5", "cannot be made with env_kwargs {'weight': 5}")],
     )
-    def test_arguments_that_it_does_not_take_are_refused(self, text, complaint, monkeypatch, capfd, tmp_path):
-        code, printed = called(monkeypatch, capfd, *PENDULUM, "--env-kwargs", text, "--out", tmp_path)
+    def test_arguments_that_it_does_not_take_are_refused(self, text, complaint, tmp_path, called):
+        code, printed = called(*PENDULUM, "--env-kwargs", text, "--out", tmp_path)
         assert code == 2
         assert complaint in printed
 
@@ -98,9 +93,9 @@ class TestOptions:
             time.sleep(0.1)
         assert b"learning_starts" in log.read_bytes()
 
-    def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, capfd, tmp_path):
+    def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
         monkeypatch.setattr(train, "find_spec", lambda name: None)
-        code, printed = called(monkeypatch, capfd, *PENDULUM, "--track", "wandb", "--out", tmp_path)
+        code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)
         assert (code, printed) == (2, "error: --track wandb needs wandb: pip install wandb\n")
 
     def test_the_shell_can_complete_them(self):
@@ -108,34 +103,25 @@ class TestOptions:
 
 
 class TestThePolicy:
-    def test_is_chosen_by_the_observations(self, tmp_path, monkeypatch):
-        registered(monkeypatch, "Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
-        registered(monkeypatch, "Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
+    def test_is_chosen_by_the_observations(self, tmp_path, registered):
+        registered("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
+        registered("Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
         small = ("buffer_size=100", *FAST)
         bits, pixels = (prepared(tmp_path, name, small, steps=30) for name in ("Bits-v0", "Pixels-v0"))
         assert isinstance(bits.model.policy, MultiInputPolicy)
         assert isinstance(pixels.model.policy, CnnPolicy)
         assert pixels.folder.config()["policy"] == "CnnPolicy"
 
-    def test_is_the_users_where_it_is_named(self, tmp_path, monkeypatch):
-        registered(monkeypatch, "Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
-        run = prepared(tmp_path, "Pixels-v0", ("buffer_size=100", "policy=MlpPolicy", *FAST), steps=30)
-        assert not isinstance(run.model.policy, CnnPolicy)
-
 
 class TestEndlessEnvironments:
-    def test_have_evaluations_that_end_and_are_warned_of(self, tmp_path, monkeypatch):
+    def test_have_evaluations_that_end_and_are_warned_of(self, tmp_path, monkeypatch, registered):
         monkeypatch.setattr(environments, "LONGEST_EVALUATION", 30)
-        registered(monkeypatch, "Endless-v0", lambda: LineEnv(length=10**9), max_episode_steps=None)
+        registered("Endless-v0", lambda: LineEnv(length=10**9), max_episode_steps=None)
         with pytest.warns(UserWarning, match="Endless-v0 declares no time limit"):
             run = prepared(tmp_path, "Endless-v0", steps=120, eval_freq=60, eval_episodes=2)
         assert experiment.train(run)
         with np.load(run.folder.evaluations) as evaluations:
             assert evaluations["ep_lengths"].tolist() == [[30, 30], [30, 30]]
-
-    def test_with_a_limit_have_no_warning(self, tmp_path, recwarn):
-        prepared(tmp_path, "Pendulum-v1", steps=120)
-        assert not [warning for warning in recwarn if "time limit" in str(warning.message)]
 
 
 def test_wrong_settings_are_answered_before_torch_is_imported(tmp_path):
@@ -193,25 +179,25 @@ class TestEnvironmentNames:
 
 
 class TestErrors:
-    def test_a_bug_of_the_environment_keeps_its_traceback(self, monkeypatch, capfd, tmp_path):
+    def test_a_bug_of_the_environment_keeps_its_traceback(self, tmp_path, called, registered):
         class Broken(LineEnv):
             def __init__(self):
                 super().__init__()
                 raise KeyError("a bug")
 
-        registered(monkeypatch, "Broken-v0", Broken)
-        code, printed = called(monkeypatch, capfd, "train", "--env", "Broken-v0", "--out", tmp_path)
+        registered("Broken-v0", Broken)
+        code, printed = called("train", "--env", "Broken-v0", "--out", tmp_path)
         assert code == 3
         assert "Traceback" in printed
         assert "KeyError: 'a bug'" in printed
         assert not list(tmp_path.glob("td3x/*"))
 
-    def test_control_characters_from_files_do_not_reach_the_terminal(self, tmp_path, monkeypatch, capfd):
+    def test_control_characters_from_files_do_not_reach_the_terminal(self, tmp_path, called_and_heard):
         title = "\x1b]0;owned\x07\x9b2J"
         run = RunDir.create(tmp_path, title)
         run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": title, "overrides": []})
         for command in (["eval"], ["report"], ["enjoy"], ["train", "--resume"]):
-            code, printed = called_and_heard(monkeypatch, capfd, *command, run.path)
+            code, printed = called_and_heard(*command, run.path)
             shown = printed.out + printed.err
             assert code in (0, 2)
             assert "owned" in shown
@@ -219,13 +205,13 @@ class TestErrors:
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
     @pytest.mark.parametrize("name", ["evaluations.npz", "Pendulum-v1/args.yml"])
-    def test_a_named_pipe_in_a_run_stops_no_command(self, name, tmp_path, monkeypatch, capfd):
+    def test_a_named_pipe_in_a_run_stops_no_command(self, name, tmp_path, called):
         run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
         run.last_model.unlink()
         (run.path / name).unlink(missing_ok=True)
         os.mkfifo(run.path / name)
         for command in ("eval", "plot"):
-            code, printed = called(monkeypatch, capfd, command, run.path)
+            code, printed = called(command, run.path)
             assert (code, printed[:7]) == (2, "error: ")
 
 

@@ -21,7 +21,7 @@ from sb3_td3x.results import scores
 from sb3_td3x.results.plots import draw
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import play
-from tests.commands import called, called_and_heard, saved_run, td3x
+from tests.commands import saved_run, td3x
 from tests.tools import LineEnv, model
 
 
@@ -32,22 +32,24 @@ class Rendered(LineEnv):
 
 
 class TestReading:
-    def test_eval_scores_the_same_episodes_in_every_process(self, walker_run, monkeypatch, capfd):
+    def test_eval_scores_the_same_episodes_in_every_process(self, walker_run, called_and_heard):
         arguments = ("eval", walker_run[0], "--episodes", 2)
-        code, printed = called_and_heard(monkeypatch, capfd, *arguments)
+        code, printed = called_and_heard(*arguments)
         assert code == 0
         assert "Walker2DBulletEnv-v0, best_model.zip: return" in printed.out
         assert td3x(*arguments) == printed.out
 
-    def test_enjoy_makes_a_video_where_there_is_no_display(self, walker_run, tmp_path, monkeypatch, capfd):
+    def test_enjoy_makes_a_video_where_there_is_no_display(self, walker_run, tmp_path, monkeypatch, called_and_heard):
         monkeypatch.delenv("DISPLAY", raising=False)
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-        code, printed = called_and_heard(monkeypatch, capfd, "enjoy", walker_run[0], "--video", tmp_path / "walk.mp4")
+        code, printed = called_and_heard("enjoy", walker_run[0], "--video", tmp_path / "walk.mp4")
         assert code == 0
         assert (tmp_path / "walk.mp4").stat().st_size > 1000
         assert "one episode, return" in printed.out
 
-    def test_enjoy_shows_the_episodes_that_eval_scores_where_there_is_a_display(self, tmp_path, monkeypatch, capfd):
+    def test_enjoy_shows_the_episodes_that_eval_scores_where_there_is_a_display(
+        self, tmp_path, monkeypatch, called_and_heard, registered
+    ):
         shown = []
 
         class Windowed(Rendered):
@@ -57,24 +59,24 @@ class TestReading:
                 shown.append(self.render_mode)
                 return super().step(action)
 
-        monkeypatch.setitem(gym.registry, "Windowed-v0", gym.envs.registration.EnvSpec("Windowed-v0", Windowed))
+        registered("Windowed-v0", Windowed)
         run = saved_run(tmp_path, "Windowed-v0", model(Windowed()))
         assert list(play.show(run, 2, seed=5)) == pytest.approx(play.evaluate(run, 2, seed=5))
         shown.clear()
         monkeypatch.setenv("DISPLAY", ":0")
-        code, printed = called_and_heard(monkeypatch, capfd, "enjoy", run.path, "--episodes", 2)
+        code, printed = called_and_heard("enjoy", run.path, "--episodes", 2)
         assert code == 0
         assert shown == ["human"] * 40
         assert printed.out.count("return ") == 2
 
-    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_video(self, tmp_path, monkeypatch):
+    def test_an_environment_that_cannot_draw_is_named_and_leaves_no_video(self, tmp_path, registered):
         class Blind(Rendered):
             metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
             def render(self):
                 raise RuntimeError("no [GL] context")
 
-        monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
+        registered("Blind-v0", Blind)
         run = saved_run(tmp_path, "Blind-v0", model(Blind()))
         with pytest.raises(ValueError, match=r"no video can be made of Blind-v0: no \[GL\] context"):
             play.record_video(run, run.video)
@@ -94,11 +96,11 @@ class TestReading:
         assert capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
-    def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, capfd, monkeypatch):
+    def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, called):
         (tmp_path / "file").write_text("")
         name = tmp_path / "file" / name
         command, option = command.split()
-        code, printed = called(monkeypatch, capfd, command, walker_run[0], option, name)
+        code, printed = called(command, walker_run[0], option, name)
         assert code == 2
         assert printed.startswith(f"error: {name} cannot be read or written: ")
 
@@ -109,14 +111,14 @@ class TestReading:
             ("export --onnx", "walk.txt", "graph is written as .onnx"),
         ],
     )
-    def test_another_format_is_refused(self, command, name, said, walker_run, tmp_path, capfd, monkeypatch):
+    def test_another_format_is_refused(self, command, name, said, walker_run, tmp_path, called):
         command, option = command.split()
-        code, printed = called(monkeypatch, capfd, command, walker_run[0], option, tmp_path / name)
+        code, printed = called(command, walker_run[0], option, tmp_path / name)
         assert (code, printed) == (2, f"error: a {said}, not as {name}\n")
         assert not (tmp_path / name).exists()
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
-    def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, monkeypatch, max_steps, said):
+    def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said, registered):
         class Drawn(Rendered):
             metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
 
@@ -126,7 +128,7 @@ class TestReading:
             def render(self):
                 return np.zeros((16, 16, 3), dtype=np.uint8)
 
-        monkeypatch.setitem(gym.registry, "Drawn-v0", gym.envs.registration.EnvSpec("Drawn-v0", Drawn))
+        registered("Drawn-v0", Drawn)
         run = saved_run(tmp_path, "Drawn-v0", model(Drawn(), "CnnPolicy"))
         recorded = play.record_video(run, run.video, max_steps=max_steps)
         assert said in str(recorded)
@@ -147,9 +149,8 @@ class TestReading:
         assert shipped.best_model.stat().st_size < run.best_model.stat().st_size / 3
         assert sha256(shipped.best_model.read_bytes()).hexdigest() in line
 
-    def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, monkeypatch):
-        spec = gym.envs.registration.EnvSpec("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
-        monkeypatch.setitem(gym.registry, "Bits-v0", spec)
+    def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, registered):
+        registered("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
         env = BitFlippingEnv(n_bits=4, continuous=True)
         learner = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
         assert play.evaluate(saved_run(tmp_path, "Bits-v0", learner), episodes=2, seed=0).shape == (2,)
@@ -163,35 +164,26 @@ class TestReading:
         draw(scores.read([run, walker_run[0]]), tmp_path / "both.png")
         assert (tmp_path / "both.png").stat().st_size > 1000
 
-    def test_plot_draws_several_runs(self, walker_run, tmp_path, monkeypatch, capfd):
-        other = tmp_path / "other"
-        shutil.copytree(walker_run[0], other)
-        args = RunDir.open(other).args_file
-        args.write_text(yaml.dump({**RunDir.open(other).arguments(), "seed": 77}))
-        assert len(scores.read([walker_run[0], other])) == 2
-        assert called(monkeypatch, capfd, "plot", walker_run[0], other, "--out", tmp_path / "both.png")[0] == 0
-        assert (tmp_path / "both.png").stat().st_size > 1000
-
     def test_help_names_the_commands(self):
         printed = CliRunner().invoke(cli.app, ["--help"]).output
         assert all(name in printed for name in ("train", "eval", "enjoy", "plot"))
 
 
 @pytest.mark.parametrize("command", ["eval", "enjoy", "plot"])
-def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capfd, monkeypatch):
-    code, printed = called(monkeypatch, capfd, command, tmp_path)
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, called):
+    code, printed = called(command, tmp_path)
     assert code == 2
     assert "is not a run" in printed
 
 
 @pytest.mark.parametrize(("command", "missing"), [("eval", "folder"), ("report", "folder"), ("plot", "folder or file")])
-def test_a_folder_that_does_not_exist_is_said_not_to(command, missing, tmp_path, capfd, monkeypatch):
+def test_a_folder_that_does_not_exist_is_said_not_to(command, missing, tmp_path, called):
     nope = tmp_path / "nope"
-    assert called(monkeypatch, capfd, command, nope) == (2, f"error: there is no {missing} {nope}\n")
+    assert called(command, nope) == (2, f"error: there is no {missing} {nope}\n")
 
 
 @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["train", "--resume"]])
-def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_path, capfd, monkeypatch):
+def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_path, called, registered):
     run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")).learn(30))
     run.write_settings({**run.config(), "n_timesteps": 100}, {**run.arguments(), "overrides": []})
     save_run(TD3X.load(run.last_model, gym.make("Pendulum-v1")), run.checkpoints)
@@ -199,8 +191,8 @@ def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_pat
     def make(**_):
         raise gym.error.DependencyNotInstalled("Box2D is not installed, run `pip install swig`")
 
-    monkeypatch.setitem(gym.registry, "Pendulum-v1", gym.envs.registration.EnvSpec("Pendulum-v1", make))
-    code, printed = called(monkeypatch, capfd, *command, run.path)
+    registered("Pendulum-v1", make)
+    code, printed = called(*command, run.path)
     assert (code, printed.count("\n")) == (2, 1)
     assert "Box2D is not installed" in printed
 
@@ -209,9 +201,9 @@ class TestUntrustedRuns:
     """They are read without running their author's code, unless the user says that he trusts them."""
 
     @pytest.mark.parametrize("command", ["eval", "enjoy"])
-    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, capfd, monkeypatch):
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, called):
         run = self.scheduled(tmp_path)
-        code, printed = called(monkeypatch, capfd, command, run.path)
+        code, printed = called(command, run.path)
         assert code == 2
         assert "learning_rate holds " in printed
         assert "--trust" in printed
@@ -223,9 +215,9 @@ class TestUntrustedRuns:
         assert "return" in result.output
 
     @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"], ["train", "--resume"]])
-    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, capfd, monkeypatch):
+    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, monkeypatch, called):
         run = self.of_a_module(tmp_path, monkeypatch)
-        code, printed = called(monkeypatch, capfd, *command, run.path)
+        code, printed = called(*command, run.path)
         assert code == 2
         assert "importing their_module runs its code" in " ".join(printed.split())
         assert "their_module" not in sys.modules

@@ -20,8 +20,8 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, NonFiniteError, UntrustedModelError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
-from tests.commands import FAST, called, called_and_heard, prepared, start, stop_after
-from tests.resuming import seeded
+from tests.commands import FAST, prepared, start, stop_after
+from tests.resuming import saved_steps, seeded
 from tests.tools import LineEnv, model, weights
 
 STEPS = 600
@@ -48,8 +48,8 @@ def rows(path):
     return [{key: value for key, value in row.items() if key not in timed} for row in csv.DictReader(lines)]
 
 
-def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_killed(tmp_path, monkeypatch, capfd):
-    assert called(monkeypatch, capfd, "train", "--out", tmp_path / "whole", *SETTINGS)[0] == 0
+def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_killed(tmp_path, called, called_and_heard):
+    assert called("train", "--out", tmp_path / "whole", *SETTINGS)[0] == 0
     process = start("train", "--out", tmp_path / "killed", *SETTINGS)
     whole, killed = (tmp_path / name / "td3x" / "Pendulum-v1_1" for name in ("whole", "killed"))
     deadline = time.monotonic() + 120
@@ -58,7 +58,7 @@ def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    code, printed = called_and_heard(monkeypatch, capfd, "train", "--resume", killed)
+    code, printed = called_and_heard("train", "--resume", killed)
     assert code == 0
     assert re.search(r"steps [2345]00 to 600", printed.out)
     assert "not restored" not in printed.out + printed.err
@@ -87,9 +87,9 @@ def evaluated(run):
     return [event.step for event in events.Scalars("eval/mean_reward")]
 
 
-def test_ctrl_c_names_the_command_that_resumes_and_a_new_run_does_too(tmp_path, monkeypatch, capfd):
+def test_ctrl_c_names_the_command_that_resumes_and_a_new_run_does_too(tmp_path, monkeypatch, called_and_heard):
     def heard(*arguments):
-        code, printed = called_and_heard(monkeypatch, capfd, "train", "--out", tmp_path, *SETTINGS, *arguments)
+        code, printed = called_and_heard("train", "--out", tmp_path, *SETTINGS, *arguments)
         return code, printed.out + printed.err
 
     folder = tmp_path / "td3x" / "Pendulum-v1_1"
@@ -100,19 +100,19 @@ def test_ctrl_c_names_the_command_that_resumes_and_a_new_run_does_too(tmp_path, 
     assert f"td3x train --resume {folder}" in printed
     assert "what was learned is saved" in printed
     assert f"to resume an unfinished run of these settings: td3x train --resume {folder}" in heard()[1]
-    code, printed = called_and_heard(monkeypatch, capfd, "train", "--resume", folder)
+    code, printed = called_and_heard("train", "--resume", folder)
     assert code == 0
     assert "steps 320 to 600" in printed.out
     assert RunDir.open(folder).scores()[0][-1] == STEPS
 
 
 class TestFinished:
-    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, tmp_path, monkeypatch, capfd):
+    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, tmp_path, called):
         finished = short_run(tmp_path)
-        code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path)
+        code, printed = called("train", "--resume", finished.path)
         assert code == 2
         assert "has made 300 steps of 300: --steps extends it" in printed
-        code, printed = called(monkeypatch, capfd, "train", "--resume", finished.path, "--steps", 5)
+        code, printed = called("train", "--resume", finished.path, "--steps", 5)
         assert code == 2
         assert "has made 300 steps: --steps counts from the beginning and must be above that, not 5" in printed
         # An extension that is stopped at once is still planned
@@ -126,7 +126,7 @@ class TestFinished:
         assert TD3X.load(finished.last_model).num_timesteps == 500
         assert finished.config()["n_timesteps"] == finished.arguments()["n_timesteps"] == 500
 
-    def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, capfd):
+    def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, called):
         def record_video(folder, out, seed, trust=False):
             videos.append(trust)
             return "one episode"
@@ -141,7 +141,7 @@ class TestFinished:
             (without, 70, []),  # as the run was begun
             (without, 80, ["--video"]),
         ):
-            called(monkeypatch, capfd, "train", "--resume", run.path, "--steps", steps, *options)
+            called("train", "--resume", run.path, "--steps", steps, *options)
         assert videos == [True, False, False]
 
     def test_its_last_model_was_there_before_its_last_checkpoint(self, tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ class TestFinished:
 
     def test_a_checkpoint_can_be_chosen(self, tmp_path):
         folder = short_run(tmp_path)
-        assert [one.steps for one in Store(folder.checkpoints).checkpoints()] == [200, 300]
+        assert saved_steps(folder.checkpoints) == [200, 300]
         run = experiment.resume(folder, checkpoint=200)
         assert run.model.num_timesteps == 200
         lines = len(folder.path.joinpath("0.monitor.csv").read_text().splitlines())
@@ -217,32 +217,32 @@ class TestUnreadable:
 
 
 class TestRefused:
-    def refusal(self, monkeypatch, capfd, *arguments):
-        code, printed = called(monkeypatch, capfd, "train", *arguments)
+    def refusal(self, called, *arguments):
+        code, printed = called("train", *arguments)
         assert code == 2
         return " ".join(printed.replace("│", " ").split())
 
-    def test_a_run_that_another_process_writes(self, tmp_path, monkeypatch, capfd):
+    def test_a_run_that_another_process_writes(self, tmp_path, called):
         folder = short_run(tmp_path)
         with RunLock(folder.path):
-            printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
         assert "is being written by process" in printed
 
-    def test_other_settings_beside_a_run(self, tmp_path, monkeypatch, capfd):
-        printed = self.refusal(monkeypatch, capfd, "--resume", tmp_path, "--seed", 1, "--set", "tau=0.1")
+    def test_other_settings_beside_a_run(self, tmp_path, called):
+        printed = self.refusal(called, "--resume", tmp_path, "--seed", 1, "--set", "tau=0.1")
         assert "--seed, --set cannot be changed with --resume RUN" in printed
 
     @pytest.mark.parametrize("option", [["--checkpoint", 5], ["--trust"]])
-    def test_options_of_resume_without_it(self, option, monkeypatch, capfd):
-        assert "is for --resume" in self.refusal(monkeypatch, capfd, "--env", "Pendulum-v1", *option)
+    def test_options_of_resume_without_it(self, option, called):
+        assert "is for --resume" in self.refusal(called, "--env", "Pendulum-v1", *option)
 
-    def test_a_run_with_links_to_elsewhere(self, tmp_path, monkeypatch, capfd):
+    def test_a_run_with_links_to_elsewhere(self, tmp_path, called):
         folder = short_run(tmp_path)
         for name in ("progress.csv", "checkpoint", "Pendulum-v1/config.yml"):
             moved = (folder.path / name).rename(tmp_path / "elsewhere")
             (folder.path / name).symlink_to(moved)
             before = moved.stat()
-            printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
             assert "leads out of the run's folder" in printed
             assert moved.stat().st_mtime_ns == before.st_mtime_ns
             (folder.path / name).unlink()
@@ -256,12 +256,12 @@ class TestRefused:
             ({"seed": []}, "seed must be"),
         ],
     )
-    def test_settings_that_are_none(self, changed, said, tmp_path, monkeypatch, capfd):
+    def test_settings_that_are_none(self, changed, said, tmp_path, called):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
-        assert said in self.refusal(monkeypatch, capfd, "--resume", folder.path)
+        assert said in self.refusal(called, "--resume", folder.path)
 
-    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, tmp_path, monkeypatch, capfd):
+    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, tmp_path, monkeypatch, called):
         folder = short_run(tmp_path)
         config, arguments = folder.config(), folder.arguments()
         monkeypatch.setattr(experiment, "open_env", None)
@@ -269,22 +269,19 @@ class TestRefused:
         many = 1_000_000
         for settings in (({**config, "n_envs": many}, arguments), (config, {**arguments, "num_threads": many})):
             folder.write_settings(*settings)
-            printed = self.refusal(monkeypatch, capfd, "--resume", folder.path, "--steps", 400)
+            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
             assert re.search(r"ask for (n_envs|num_threads) 1,000,000, but its checkpoint was made with 1", printed)
 
-    def test_a_folder_without_a_run(self, tmp_path, monkeypatch, capfd):
-        assert "is not a run" in self.refusal(monkeypatch, capfd, "--resume", tmp_path)
-
-    def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, monkeypatch, capfd):
+    def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, called):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})
         save_run(model(seeded()).learn(20), folder.checkpoints)
-        assert f"; its run is {folder.path}" in self.refusal(monkeypatch, capfd, "--resume", folder.checkpoints)
-        assert "; runs in it: Pendulum-v1_1" in self.refusal(monkeypatch, capfd, "--resume", folder.path.parent)
+        assert f"; its run is {folder.path}" in self.refusal(called, "--resume", folder.checkpoints)
+        assert "; runs in it: Pendulum-v1_1" in self.refusal(called, "--resume", folder.path.parent)
         with pytest.raises(CheckpointError, match="its folder checkpoint does"):
             resume_run(folder.path, seeded())
         folder.config_file.unlink()
-        assert "a part of the run is missing: " in self.refusal(monkeypatch, capfd, "--resume", folder.path)
+        assert "a part of the run is missing: " in self.refusal(called, "--resume", folder.path)
 
 
 class TestOtherAlgorithms:

@@ -8,7 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from sb3_td3x.cli import train
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from sb3_td3x.runs.evaluation import save_normalization
-from tests.commands import FAST, QUICK, called, prepared, start, td3x
+from tests.commands import FAST, QUICK, prepared, start, td3x
 from tests.studies import study
 from tests.tools import LineEnv, model
 
@@ -58,9 +57,9 @@ class TestTrain:
             assert said in printed
         assert "pybullet build time" not in printed
 
-    def test_the_same_seed_gives_the_same_scores_in_another_process(self, walker_run, tmp_path, monkeypatch, capfd):
+    def test_the_same_seed_gives_the_same_scores_in_another_process(self, walker_run, tmp_path, called):
         options = "--steps", 300, "--out", tmp_path, "--no-video", *QUICK
-        called(monkeypatch, capfd, "train", "--env", "Walker2DBulletEnv-v0", *options)
+        called("train", "--env", "Walker2DBulletEnv-v0", *options)
         runs = walker_run[0], tmp_path / "td3x" / "Walker2DBulletEnv-v0_1"
         first, second = (np.load(run / "evaluations.npz")["results"] for run in runs)
         np.testing.assert_array_equal(first, second)
@@ -88,14 +87,14 @@ class TestTrain:
         assert run.folder.best_model.exists()
         assert run.folder.curve.exists()
 
-    def test_a_nan_never_gets_into_the_normalization_and_the_best_models_is_kept(self, tmp_path, monkeypatch):
+    def test_a_nan_never_gets_into_the_normalization_and_the_best_models_is_kept(self, tmp_path, registered):
         class TurnsBad(LineEnv):
             def step(self, action):
                 observation, *rest = super().step(action)
                 self.steps = getattr(self, "steps", 0) + 1
                 return (observation * np.nan if self.steps == 95 else observation), *rest
 
-        monkeypatch.setitem(gym.registry, "Bad-v0", gym.envs.registration.EnvSpec("Bad-v0", TurnsBad))
+        registered("Bad-v0", TurnsBad)
         normalize = "normalize={norm_obs: true, norm_reward: false}"
         run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=40, eval_episodes=1, overrides=(normalize, *FAST))
         with pytest.raises(NonFiniteError, match="environment step 95"):
@@ -121,10 +120,9 @@ class TestTrain:
         assert (tmp_path / "vecnormalize.pkl").read_bytes() == good
         assert load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv])).norm_obs == norm_obs
 
-    def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, monkeypatch, capfd):
+    def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, called):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
-        called(
-            monkeypatch, capfd, "train",
+        called("train",
             "--env", "Pendulum-v1", "--steps", 400, "--n-envs", 2, "--out", tmp_path, "--no-video", *QUICK,
             "--set", "normalize={norm_obs: true, norm_reward: false}", "--set", f"env_wrapper={wrapper}",
         )  # fmt: skip
@@ -159,15 +157,15 @@ class TestTrain:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, OSError])
-def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp_path, monkeypatch, capfd):
+def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp_path, called, registered):
     """A job's script resumes a run that ended with 1; this one would end there again."""
 
     class Broken(LineEnv):
         def step(self, action):
             raise kind("the simulator is broken")
 
-    monkeypatch.setitem(gym.registry, "Broken-v0", gym.envs.registration.EnvSpec("Broken-v0", Broken))
-    code, printed = called(monkeypatch, capfd, "train", "--env", "Broken-v0", "--steps", 60, "--out", tmp_path, *QUICK)
+    registered("Broken-v0", Broken)
+    code, printed = called("train", "--env", "Broken-v0", "--steps", 60, "--out", tmp_path, *QUICK)
     assert code == 3
     assert "Traceback" in printed
     assert "the simulator is broken" in printed
@@ -220,11 +218,11 @@ BAD_TRAINING = {
 
 
 @pytest.mark.parametrize("case", BAD_TRAINING)
-def test_bad_input_is_one_line_and_leaves_nothing_behind(case, tmp_path, capfd, monkeypatch):
+def test_bad_input_is_one_line_and_leaves_nothing_behind(case, tmp_path, called):
     arguments, message = BAD_TRAINING[case]
     if "--env" not in arguments:
         arguments = ["--env", "Pendulum-v1", *arguments]
-    code, printed = called(monkeypatch, capfd, "train", "--out", tmp_path / "logs", *arguments)
+    code, printed = called("train", "--out", tmp_path / "logs", *arguments)
     assert code == 2
     assert message in printed
     assert printed.startswith("error: ")
@@ -232,9 +230,9 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(case, tmp_path, capfd, 
     assert not list(tmp_path.glob("logs/td3x/*"))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path, capfd, monkeypatch):
+def test_a_place_that_cannot_be_written_is_named(tmp_path, called):
     (tmp_path / "file").write_text("")
-    code, printed = called(monkeypatch, capfd, "train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
+    code, printed = called("train", "--env", "Pendulum-v1", "--out", tmp_path / "file" / "logs")
     assert code == 2
     assert printed.startswith(f"error: {tmp_path / 'file'}")
     assert " cannot be read or written: " in printed

@@ -111,21 +111,21 @@ class TestAnEpisodeThatIsCut:
             used_by_a_callback_at_the_next_rollout,
         ]
     )
-    def go_on(self, request, tmp_path):
+    def continued(self, request, tmp_path):
         return lambda algorithm: request.param(self, algorithm, tmp_path)
 
-    def test_ends_n_step_returns(self, go_on):
-        buffer = go_on(model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0).learn(15)).replay_buffer
+    def test_ends_n_step_returns(self, continued):
+        buffer = continued(model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0).learn(15)).replay_buffer
         batch = buffer._get_samples(np.array([11, 13, 14]), env=None)
         assert batch.rewards.flatten().tolist() == [12 + 13 + 14, 14 + 15, 15]
         assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
         assert batch.dones.flatten().tolist() == [0, 0, 0]  # as a time limit: the value of what comes next counts
 
-    @pytest.mark.parametrize("go_on", [again, loaded], indirect=True)
-    def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, go_on):
+    @pytest.mark.parametrize("continued", [again, loaded], indirect=True)
+    def test_without_time_limits_in_the_buffer_its_mark_is_overwritten(self, continued):
         """A buffer that handles no time limits never writes its ``timeouts`` again."""
         kwargs = {"handle_timeout_termination": False}
-        algorithm = go_on(
+        algorithm = continued(
             model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15)
         )
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15
@@ -134,12 +134,12 @@ class TestAnEpisodeThatIsCut:
         summed = algorithm.replay_buffer._get_samples(np.array([13])).rewards.item()
         assert summed == rewards[13] + rewards[14] + rewards[15]
 
-    @pytest.mark.parametrize("go_on", [again, loaded, used_by_a_callback_at_the_next_rollout], indirect=True)
-    def test_gives_no_goals_to_the_next_one(self, go_on):
+    @pytest.mark.parametrize("continued", [again, loaded, used_by_a_callback_at_the_next_rollout], indirect=True)
+    def test_gives_no_goals_to_the_next_one(self, continued):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
-            algorithm = go_on(model(OrderEnforcing(CountingGoalEnv()), **settings).learn(30))
+            algorithm = continued(model(OrderEnforcing(CountingGoalEnv()), **settings).learn(30))
         batch = algorithm.replay_buffer.sample(500)
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()

@@ -9,7 +9,7 @@ import pytest
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError
-from tests.resuming import assert_same_run, seeded
+from tests.resuming import assert_same_run, saved_steps, seeded
 from tests.tools import model
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
@@ -55,11 +55,9 @@ class TestDamaged:
         whole = resume_run(saved, seeded()).learn(120, resume=True)
         assert_same_run(whole, resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True))
 
-    def test_no_checkpoint_is_said_so(self, tmp_path):
+    def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, saved, tmp_path):
         with pytest.raises(CheckpointError, match=r"no checkpoint \(there: none\)"):
             resume_run(tmp_path, seeded())
-
-    def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, saved):
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
 
@@ -79,11 +77,11 @@ class TestDamaged:
         assert resume_run(folder, seeded(), checkpoint=80).num_timesteps == 80
 
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
-    def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_gone_on_with(self, saved, tmp_path, name):
+    def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, saved, tmp_path, name):
         folder = self.copy(saved, tmp_path)
         shutil.copytree(folder / "td3x_80_steps", folder / name)
         save_run(resume_run(folder, seeded()).learn(120, resume=True), folder, keep_last=1)
-        assert [one.steps for one in Store(folder).checkpoints()] == [120]
+        assert saved_steps(folder) == [120]
         (folder / "td3x_120_steps").rename(tmp_path / "elsewhere")
         (folder / name).rename(folder / "td3x_80_steps")
         assert resume_run(folder, seeded()).num_timesteps == 80
@@ -104,7 +102,7 @@ class TestDamaged:
     @pytest.mark.parametrize("prefix", ["", "a b_80_steps"])
     def test_whatever_the_prefix_is_checkpoints_are_found_and_old_ones_removed(self, tmp_path, prefix):
         model(seeded(), seed=1).learn(60, TD3XCheckpointCallback(20, tmp_path, name_prefix=prefix, keep_last=1))
-        assert [one.path.name for one in Store(tmp_path).checkpoints()] == [f"{prefix}_60_steps"]
+        assert [saved.path.name for saved in Store(tmp_path).checkpoints()] == [f"{prefix}_60_steps"]
 
     def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)

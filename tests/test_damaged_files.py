@@ -5,11 +5,9 @@ import io
 import json
 import os
 import pickle
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch as th
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from tests.zips import members, packed, with_attributes, with_pickle
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 CASES = 2_000 if SOAK else 200
 OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-OUTCOMES = Counter()
 
 many = settings(
     max_examples=CASES, deadline=None, derandomize=not SOAK, database=None, suppress_health_check=list(HealthCheck)
@@ -67,19 +64,13 @@ def blanked(dice, content):
     return content[:at] + bytes(len(content[at : at + length])) + content[at + length :]
 
 
-def end_of_another(dice, content):
-    other = dice.choice(list(ZIPS.values()))
-    at = dice.randrange(min(len(content), len(other)))
-    return content[:at] + other[at:]
-
-
 # Edits: the zip is in order again afterwards, so that what is inside has to be looked at
 
 
 def swapped(dice, content):
     parts = members(content)
-    one, two = dice.choice(list(parts)), dice.choice(list(parts))
-    parts[one], parts[two] = parts[two], parts[one]
+    first, second = dice.choice(list(parts)), dice.choice(list(parts))
+    parts[first], parts[second] = parts[second], parts[first]
     return packed(parts)
 
 
@@ -108,8 +99,8 @@ def places(value, path=()):
     """Every place inside a JSON value."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield from places(one, (*path, key))
+    for key, part in inner:
+        yield from places(part, (*path, key))
 
 
 def edited_json(dice, content):
@@ -139,7 +130,7 @@ def edited_pickle(dice, content):
     )
 
 
-ACCIDENTS = (flipped, truncated, shifted, blanked, end_of_another)
+ACCIDENTS = (flipped, truncated, shifted, blanked)
 EDITS = (
     swapped, member_flipped, tensors_pickle_flipped, edited_json, edited_json, edited_pickle,
 )  # fmt: skip
@@ -156,24 +147,19 @@ def outcome(change, name, content):
         assert th.equal(before, th.get_rng_state())
     assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)
     assert loaded._n_updates >= 0 or change in EDITS
-    possible = WEIGHTS.values() if change is end_of_another else [WEIGHTS[name]]  # cut early, it is the other file
-    return "equal" if any(largest_difference(weights(loaded), one) == 0 for one in possible) else "another"
+    return "equal" if largest_difference(weights(loaded), WEIGHTS[name]) == 0 else "another"
 
 
 @many
 @given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(ACCIDENTS))
 def test_an_accident_gives_the_error_or_the_model_that_was_saved(dice, name, change):
-    result = outcome(change, name, change(dice, ZIPS[name]))
-    OUTCOMES["accidents", result] += 1
-    assert result in ("refused", "equal")
+    assert outcome(change, name, change(dice, ZIPS[name])) in ("refused", "equal")
 
 
 @many
 @given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(EDITS))
 def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
-    content = change(dice, ZIPS[name])
-    result = outcome(change, name, content)
-    OUTCOMES["edits", result] += 1
+    outcome(change, name, change(dice, ZIPS[name]))
 
 
 @few
@@ -187,10 +173,8 @@ def test_a_model_takes_all_parameters_of_a_damaged_file_or_none(dice, name, chan
     except ModelFileError:
         assert largest_difference(weights(algorithm), before) == 0
         assert len(algorithm.critic.optimizer.state) == moments
-        OUTCOMES["parameters", "refused"] += 1
     else:
         assert largest_difference(weights(algorithm), before) > 0
-        OUTCOMES["parameters", "taken"] += 1
 
 
 def other_files():
@@ -206,9 +190,7 @@ OTHERS = other_files()
 
 
 @few
-@given(
-    st.randoms(use_true_random=False), st.sampled_from(list(OTHERS)), st.sampled_from((flipped, truncated, shifted, blanked))
-)
+@given(st.randoms(use_true_random=False), st.sampled_from(list(OTHERS)), st.sampled_from(ACCIDENTS))
 def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tmp_path_factory, dice, name, change):
     path = tmp_path_factory.getbasetemp() / f"{name}.damaged"
     path.write_bytes(change(dice, OTHERS[name]))
@@ -223,15 +205,5 @@ def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tm
             env = load_vecnormalize(path, DummyVecEnv([LineEnv]))
             env.reset()
             env.step(np.zeros((1, 1), np.float32))
-    except ModelFileError:
-        OUTCOMES["other files", "refused"] += 1
-    except ValueError:  # it is whole, but for other spaces or another number of environments
-        OUTCOMES["other files", "does not fit"] += 1
-    else:
-        OUTCOMES["other files", "loaded"] += 1
-
-
-@pytest.mark.soak
-def test_the_report():
-    for (kind, result), count in sorted(OUTCOMES.items()):
-        print(f"{kind}: {count} {result}")
+    except (ModelFileError, ValueError):  # refused, or whole and for other spaces or another number of environments
+        pass

@@ -149,15 +149,6 @@ def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout():
     assert model(gradient_steps=1).learn(40, halve)._n_updates == 10 + 10
 
 
-def test_dropping_all_quantiles_is_refused():
-    algorithm = model(n_quantiles=5)
-    algorithm.top_quantiles_to_drop_per_net = 5
-    with pytest.raises(ValueError, match=r"top_quantiles_to_drop_per_net \(5"):
-        algorithm.learn(20)
-    algorithm.top_quantiles_to_drop_per_net = 4
-    algorithm.learn(20)
-
-
 @pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])
 @pytest.mark.parametrize("bad", [math.nan, -1e-3])
 def test_a_schedule_that_gives_an_invalid_rate_stops_the_run_with_its_weights(name, bad):

@@ -7,7 +7,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import (
     NormalActionNoise,
     OrnsteinUhlenbeckActionNoise,
-    VectorizedActionNoise,
 )
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -48,15 +47,6 @@ def test_warm_up_is_uniform_over_the_whole_range():
     actions = stored_actions(algorithm)
     assert actions.std(axis=0) == pytest.approx([1 / 3**0.5] * 2, rel=0.1)
     assert np.abs(actions).max() <= 1
-
-
-def test_every_environment_has_noise_of_its_own():
-    env = DummyVecEnv([LineEnv, LineEnv])
-    algorithm = model(env, learning_starts=0, gradient_steps=0).learn(40)
-    assert isinstance(algorithm.action_noise, VectorizedActionNoise)
-    draw = algorithm.action_noise()
-    assert draw.shape == (2, 1)
-    assert draw[0] != draw[1]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
@@ -144,10 +134,10 @@ class TestNoiseOfTheUsersOwn:
         noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))
         env = DummyVecEnv([lambda: LineEnv(length=10**9)] * count)
         algorithm = model(env, action_noise=noise, learning_starts=0, gradient_steps=0).learn(10 * count)
-        before = [float(one.noise_prev[0]) for one in algorithm.action_noise.noises]
+        before = [float(noise.noise_prev[0]) for noise in algorithm.action_noise.noises]
         assert all(before)
         algorithm.learn(0, reset_num_timesteps=False)
-        assert [float(one.noise_prev[0]) for one in algorithm.action_noise.noises] == before
+        assert [float(noise.noise_prev[0]) for noise in algorithm.action_noise.noises] == before
 
     def test_it_is_neither_called_nor_copied_before_it_acts(self):
         algorithm = model(action_noise=Counting())

@@ -17,7 +17,6 @@ from sb3_td3x import TD3X, __version__
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
 from sb3_td3x.td3x import onnx
-from tests.commands import called_and_heard
 from tests.tools import LineEnv, model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -31,8 +30,8 @@ class Steps(LineEnv):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(gym.registry, "Steps-v0", gym.envs.registration.EnvSpec("Steps-v0", Steps))
+def known_environment(registered):
+    registered("Steps-v0", Steps)
 
 
 def exported(algorithm, path, **kwargs):
@@ -46,7 +45,7 @@ def batches(space, sizes=(1, 3, 17)):
     for size in sizes:
         drawn = [space.sample() for _ in range(size)]
         yield (
-            {key: np.stack([one[key] for one in drawn]) for key in space}
+            {key: np.stack([observation[key] for observation in drawn]) for key in space}
             if isinstance(space, spaces.Dict)
             else np.stack(drawn)
         )
@@ -72,8 +71,9 @@ def normalized(env, seed=0, **kwargs):
     """A ``VecNormalize`` with statistics that matter: large means, small and large deviations."""
     wrapper = VecNormalize(env, norm_reward=False, **kwargs)
     random = np.random.default_rng(seed)
-    for one in wrapper.obs_rms.values() if isinstance(wrapper.obs_rms, dict) else [wrapper.obs_rms]:
-        one.mean, one.var = random.normal(size=one.mean.shape) * 3, random.uniform(0.01, 20, size=one.var.shape)
+    for moments in wrapper.obs_rms.values() if isinstance(wrapper.obs_rms, dict) else [wrapper.obs_rms]:
+        shape = moments.mean.shape
+        moments.mean, moments.var = random.normal(size=shape) * 3, random.uniform(0.01, 20, size=shape)
     return wrapper
 
 
@@ -94,7 +94,7 @@ class TestTheGraphActsAsPredict:
         env = normalized(VecTransposeImage(DummyVecEnv([lambda: Observing(space)])), norm_obs_keys=["speed"])
         algorithm = model(env, "MultiInputPolicy")
         session = exported(algorithm, tmp_path / "dict.onnx")
-        assert {one.name: one.shape[1:] for one in session.get_inputs()} == {
+        assert {tensor.name: tensor.shape[1:] for tensor in session.get_inputs()} == {
             "action": [2, 2], "kind": [], "kinds": [2], "speed": [3], "switches": [3], "view": [36, 36, 3],
         }  # fmt: skip
         assert session.get_outputs()[0].name == "chosen_action"  # a key has the usual name
@@ -133,7 +133,7 @@ class TestTheGraphActsAsPredict:
             "algorithm": "TD3X", "environment": "Steps-v0", "timesteps": "0", "sb3_td3x": __version__,
         }  # fmt: skip
         assert str(Path(onnx.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
-        assert [one.name for one in folder.iterdir()] == ["given.onnx"]  # the weights are inside
+        assert [path.name for path in folder.iterdir()] == ["given.onnx"]  # the weights are inside
 
 
 class Observing(gym.Env):
@@ -224,8 +224,8 @@ def walker(tmp_path_factory):
 
 
 class TestTheCommand:
-    def test_exports_a_run_that_then_walks_without_torch(self, walker, tmp_path, monkeypatch, capfd):
-        code, printed = called_and_heard(monkeypatch, capfd, "export", walker.path, "--onnx", tmp_path / "walker.onnx")
+    def test_exports_a_run_that_then_walks_without_torch(self, walker, tmp_path, called_and_heard):
+        code, printed = called_and_heard("export", walker.path, "--onnx", tmp_path / "walker.onnx")
         assert code == 0, printed.err
         assert printed.out.strip() == str(tmp_path / "walker.onnx")
         example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
@@ -243,18 +243,18 @@ class TestTheCommand:
         assert "torch is not loaded" in result.stdout
         assert len(example.read_text().splitlines()) < 40
 
-    def test_a_run_without_a_model_is_one_line(self, tmp_path, monkeypatch, capfd):
+    def test_a_run_without_a_model_is_one_line(self, tmp_path, called_and_heard):
         run = RunDir.create(tmp_path, "Pendulum-v1")
         run.write_settings({}, {"env": "Pendulum-v1"})
-        code, printed = called_and_heard(monkeypatch, capfd, "export", run.path)
+        code, printed = called_and_heard("export", run.path)
         assert code == 2
         assert "holds no model yet" in printed.err
 
-    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, tmp_path, monkeypatch, capfd):
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, tmp_path, called_and_heard):
         run = RunDir.create(tmp_path, "Pendulum-v1")
         run.write_settings({"policy": "MlpPolicy"}, {"env": "Pendulum-v1"})
         model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
-        code, printed = called_and_heard(monkeypatch, capfd, "export", run.path)
+        code, printed = called_and_heard("export", run.path)
         assert code == 2
         assert "--trust" in printed.err
         assert not list(run.path.glob("*.onnx"))

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ def test_every_kind_of_model_comes_back_without_trust(settings, tmp_path):
     loaded = TD3X.load(tmp_path / "model", env=env(), force_reset=False)
     assert largest_difference(weights(loaded), weights(saved)) == 0
     for name in ("actor", "critic"):
-        assert equal(*(dict(getattr(one, name).optimizer.state_dict()) for one in (loaded, saved)))
+        assert equal(*(dict(getattr(algorithm, name).optimizer.state_dict()) for algorithm in (loaded, saved)))
     left_out = set(saved._excluded_save_params())
     # Building a network for images draws from the observation space
     for name in set(vars(saved)) - left_out - {"observation_space"}:
@@ -211,10 +210,3 @@ def test_sb3s_policy_files_are_read_too(tmp_path):
     np.testing.assert_array_equal(
         TD3XPolicy.load(tmp_path / "policy.pth").predict(OBSERVATIONS)[0], theirs.predict(OBSERVATIONS)[0]
     )
-
-
-def test_containers_keep_their_kind(tmp_path):
-    algorithm = model()
-    algorithm.ep_info_buffer = deque([OrderedDict(r=1.0)], maxlen=3)
-    algorithm.save(tmp_path / "model")
-    assert equal(TD3X.load(tmp_path / "model").ep_info_buffer, algorithm.ep_info_buffer)

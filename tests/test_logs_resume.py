@@ -11,6 +11,19 @@ from sb3_td3x.checkpoint import TD3XCheckpointCallback, log_state, resume_run, s
 from tests.resuming import seeded
 from tests.tools import LineEnv, model
 
+TIMES = ("time/fps", "time/time_elapsed", "time/updates_per_second")
+
+
+def with_log(run, folder):
+    run.set_logger(log_state.configure(folder / "progress.csv"))
+    return run
+
+
+def rows(folder):
+    """The log's lines without the times."""
+    lines = csv.DictReader((folder / "progress.csv").read_text().splitlines())
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in lines]
+
 
 def test_continues_at_the_right_line_though_its_header_has_grown(tmp_path):
     def grow(local, _):
@@ -20,25 +33,13 @@ def test_continues_at_the_right_line_though_its_header_has_grown(tmp_path):
             logger.record("late", 2)
         return True
 
-    def learner(run):
-        run.set_logger(log_state.configure(tmp_path / "progress.csv"))
-        return run
-
-    def rows():
-        return list(csv.DictReader((tmp_path / "progress.csv").read_text().splitlines()))
-
     saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", keep_last=9)
-    learner(model(seeded())).learn(100, [ConvertCallback(grow), saving], log_interval=1)
-    before = rows()
-    run = learner(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=40))
+    with_log(model(seeded()), tmp_path).learn(100, [ConvertCallback(grow), saving], log_interval=1)
+    before = rows(tmp_path)
+    run = with_log(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=40), tmp_path)
     run.learn(100, [ConvertCallback(grow)], log_interval=1, resume=True)
     assert "late" in before[0]
-    assert before[0].keys() == rows()[0].keys()
-    for name in ("time/episodes", "time/total_timesteps", "early", "late"):
-        assert [row[name] for row in rows()] == [row[name] for row in before], name
-
-
-TIMES = ("time/fps", "time/time_elapsed", "time/updates_per_second")
+    assert rows(tmp_path) == before
 
 
 def test_what_was_recorded_before_a_checkpoint_is_in_the_next_line(tmp_path):
@@ -53,22 +54,14 @@ def test_what_was_recorded_before_a_checkpoint_is_in_the_next_line(tmp_path):
             logger.record("picture", Figure(None, close=False), exclude=("csv", "tensorboard"))
         return True
 
-    def learner(run):
-        run.set_logger(log_state.configure(tmp_path / "progress.csv"))
-        return run
-
-    def rows():
-        every = csv.DictReader((tmp_path / "progress.csv").read_text().splitlines())
-        return [{name: value for name, value in row.items() if name not in TIMES} for row in every]
-
     saving = TD3XCheckpointCallback(60, tmp_path / "checkpoint", keep_last=9)
     arguments = {"train_freq": (1, "episode"), "gradient_steps": 3, "learning_starts": 20, "seed": 1}
-    learner(model(seeded(), **arguments)).learn(160, [ConvertCallback(record), saving], log_interval=2)
-    before = rows()
+    with_log(model(seeded(), **arguments), tmp_path).learn(160, [ConvertCallback(record), saving], log_interval=2)
+    before = rows(tmp_path)
     assert [row["time/total_timesteps"] for row in before] == ["40", "80", "120", "160"]
-    run = learner(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=60))
+    run = with_log(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=60), tmp_path)
     run.learn(160, [ConvertCallback(record)], log_interval=2, resume=True)
-    assert rows() == before
+    assert rows(tmp_path) == before
     assert (before[1]["mean"], before[1]["text"], before[2]["text"]) == ("55.0", "seen", "")
     assert before[1]["train/critic_loss"] != ""
 

@@ -60,10 +60,10 @@ class TestNumbers:
                 part[i : i + 1] for part in (batch.observations, batch.actions, batch.next_observations)
             )
             with th.no_grad():
-                q = [float(one) for one in policy.critic(observation, action)]
+                q = [float(value) for value in policy.critic(observation, action)]
                 next_action = float(policy.actor_target(after)) + float(np.clip(0.2 * float(noise[i]), -0.3, 0.3))
                 next_action = th.tensor([[np.clip(next_action, -1, 1)]], dtype=th.float32)
-                next_q = min(float(one) for one in policy.critic_target(after, next_action))
+                next_q = min(float(value) for value in policy.critic_target(after, next_action))
                 saturated.append(abs(float(policy.actor(observation))) > 0.99)
             values += q
             gap.append(max(q) - min(q))
@@ -80,7 +80,7 @@ class TestNumbers:
         batch, noise = random_batch(1, batch=6), th.randn(6, 1)
         found = measure(algorithm.policy, batch, noise, self.SETTINGS._replace(top_quantiles_to_drop_per_net=2))
         with th.no_grad():
-            first, second = (one.mean(dim=1) for one in algorithm.critic(batch.observations, batch.actions))
+            first, second = (quantiles.mean(dim=1) for quantiles in algorithm.critic(batch.observations, batch.actions))
             kept = algorithm.policy.actor_target(batch.next_observations) + (0.2 * noise).clamp(-0.3, 0.3)
             pool = th.cat(algorithm.critic_target(batch.next_observations, kept.clamp(-1, 1)), dim=1).sort(dim=1).values
         target = batch.rewards + (1 - batch.dones) * 0.9 * pool[:, :6]  # 10 quantiles without the largest 4

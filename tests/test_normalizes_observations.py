@@ -175,14 +175,3 @@ class TestFiles:
         policy = model(**NORMALIZED).learn(40).policy
         policy.save(tmp_path / "policy.pth")
         assert largest_difference(TD3XPolicy.load(tmp_path / "policy.pth").state_dict(), policy.state_dict()) == 0
-
-    def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(self, tmp_path):
-        stays = model(**NORMALIZED).learn(40)
-        stays.save(tmp_path / "model")
-        moves = TD3X.load(tmp_path / "model", env=LineEnv())
-        for algorithm in (stays, moves):
-            without_output(algorithm)
-            feed(algorithm, [random_batch(seed, 8) for seed in range(4)], [th.zeros(8, 1)] * 4)
-            algorithm.policy.normalizer.update(np.ones((4, 3)))
-            algorithm.train(4, batch_size=8)
-        assert largest_difference(weights(stays), weights(moves)) == 0

@@ -18,7 +18,7 @@ from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from sb3_td3x.runs.experiment import Experiment, prepare
-from tests.resuming import leave_lock, seeded
+from tests.resuming import leave_lock, saved_steps, seeded
 from tests.tools import model
 
 
@@ -27,7 +27,7 @@ class TestOneRunPerFolder:
         model(seeded(), seed=1).learn(40, TD3XCheckpointCallback(20, tmp_path))
         with pytest.raises(CheckpointError, match="holds td3x_40_steps, which this run did not save"):
             model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        assert [one.steps for one in Store(tmp_path).checkpoints()] == [20, 40]
+        assert saved_steps(tmp_path) == [20, 40]
 
     def test_a_process_that_slept_while_another_took_its_run_over_stops(self, tmp_path):
         sleeper = model(seeded())
@@ -127,7 +127,7 @@ class TestOneWriter:
             (tmp_path / "lock").unlink()
             with pytest.raises(LockLostError, match="this process has lost its lock"):
                 learner.learn(40, saving, reset_num_timesteps=False)
-        assert [one.steps for one in Store(tmp_path / "checkpoint").checkpoints()] == [20, 40]
+        assert saved_steps(tmp_path / "checkpoint") == [20, 40]
 
     def test_a_process_that_has_lost_its_lock_writes_no_more_checkpoints_scores_and_models(self, tmp_path):
         with RunLock(tmp_path) as ours:

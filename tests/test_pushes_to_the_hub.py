@@ -15,7 +15,6 @@ from sb3_td3x import TD3X
 from sb3_td3x.publish import hub
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
-from tests.commands import called_and_heard
 from tests.tools import model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
@@ -132,10 +131,10 @@ class TestPull:
         return remote / REPO
 
     def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(
-        self, run, repository, snapshot, monkeypatch, capfd, tmp_path
+        self, run, repository, snapshot, tmp_path, called_and_heard
     ):
         shutil.copytree(repository, snapshot)
-        code, printed = called_and_heard(monkeypatch, capfd, "pull", REPO, "--out", tmp_path / "logs")
+        code, printed = called_and_heard("pull", REPO, "--out", tmp_path / "logs")
         assert (code, printed.out.strip()) == (0, str(tmp_path / "logs" / "td3x" / "Pendulum-v1_1"))
         pulled = RunDir.open(tmp_path / "logs" / "td3x" / "Pendulum-v1_1")
         assert play.evaluate(pulled, 2, seed=1).tolist() == play.evaluate(run, 2, seed=1).tolist()
@@ -159,27 +158,25 @@ class TestPull:
 
 
 class TestTheCommand:
-    def test_uploads_and_says_where(self, run, remote, monkeypatch, capfd):
-        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+    def test_uploads_and_says_where(self, run, remote, called_and_heard):
+        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)
         assert code == 0, printed.err
         assert printed.out.strip() == f"https://hub.example/{REPO}"
         assert (remote / REPO / "README.md").exists()
 
-    def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, monkeypatch, capfd):
+    def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, called_and_heard):
         out = tmp_path / "here"
-        code, printed = called_and_heard(
-            monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out
-        )
+        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
         assert code == 0, printed.err
         assert (out / "td3x-Pendulum-v1.zip").exists()
         assert not remote.exists()
-        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--to-folder", out)
+        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--to-folder", out)
         assert code == 2
         assert "already contains files" in printed.err
 
-    def test_a_private_repository_is_made_private_and_one_that_others_see_is_refused(self, run, remote, monkeypatch, capfd):
+    def test_a_private_repository_is_made_private_and_one_that_others_see_is_refused(self, run, remote, called_and_heard):
         def push(name, *options):
-            return called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", name, "--episodes", 1, *options)
+            return called_and_heard("push", run.path, "--repo", name, "--episodes", 1, *options)
 
         assert push("me/private", "--private")[0] == 0
         assert huggingface_hub.HfApi().repo_info("me/private").private
@@ -192,28 +189,28 @@ class TestTheCommand:
         assert "me/public is public and nothing was uploaded" in printed.err
         assert not (remote / "me/public" / "README.md").exists()
 
-    def test_a_missing_token_is_one_line(self, run, monkeypatch, capfd):
+    def test_a_missing_token_is_one_line(self, run, monkeypatch, called_and_heard):
         from huggingface_hub.errors import LocalTokenNotFoundError
 
         def refuse(self, **_):
             raise LocalTokenNotFoundError("Token is required,\nbut no token was found.")
 
         monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO, "--episodes", 1)
+        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)
         assert code == 2
         assert len(printed.err.strip().splitlines()) == 1
         assert "hf auth login" in printed.err
 
     @pytest.mark.parametrize("name", ["walker", "some one/walker"])
-    def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, capfd):
+    def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, called_and_heard):
         monkeypatch.setattr(play, "evaluate", lambda *_: pytest.fail("evaluated first"))
-        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", name)
+        code, printed = called_and_heard("push", run.path, "--repo", name)
         assert code == 2
         assert "is not the name of a repository" in printed.err
 
-    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, capfd):
+    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, called_and_heard):
         monkeypatch.setattr(hub, "find_spec", lambda name: None)
-        code, printed = called_and_heard(monkeypatch, capfd, "push", run.path, "--repo", REPO)
+        code, printed = called_and_heard("push", run.path, "--repo", REPO)
         assert code == 2
         assert "pip install huggingface_hub jinja2" in printed.err
 
@@ -226,9 +223,9 @@ class TestAModelThatNeedsTrust:
         model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
         return run
 
-    def test_is_refused_with_what_it_holds(self, scheduled, tmp_path, monkeypatch, capfd):
+    def test_is_refused_with_what_it_holds(self, scheduled, tmp_path, called_and_heard):
         out = tmp_path / "here"
-        code, printed = called_and_heard(monkeypatch, capfd, "push", scheduled.path, "--repo", REPO, "--to-folder", out)
+        code, printed = called_and_heard("push", scheduled.path, "--repo", REPO, "--to-folder", out)
         assert code == 2
         assert "learning_rate holds " in printed.err
         assert not out.exists()

@@ -75,11 +75,11 @@ def test_three_environments_in_two_actors_step_as_in_dummy_vec_env_number_for_nu
     random = np.random.default_rng(0)
     for _ in range(20):
         actions = random.uniform(-1, 1, (3, 1)).astype(np.float32)
-        (*expected, infos), (*found, found_infos) = [env.step(actions) for env in both]
-        for one, other in zip(expected, found, strict=True):
-            assert one.dtype == other.dtype
-            np.testing.assert_array_equal(one, other)
-        np.testing.assert_equal(found_infos, infos)
+        (*expected, infos), (*stepped, stepped_infos) = [env.step(actions) for env in both]
+        for left, right in zip(expected, stepped, strict=True):
+            assert left.dtype == right.dtype
+            np.testing.assert_array_equal(left, right)
+        np.testing.assert_equal(stepped_infos, infos)
 
 
 def test_an_environment_that_dies_is_named_and_leaves_a_run_to_resume(actors, tmp_path):
@@ -93,7 +93,7 @@ def test_an_environment_that_dies_is_named_and_leaves_a_run_to_resume(actors, tm
         assert resume_run(tmp_path, DummyVecEnv([LineEnv, LineEnv])).learn(200, resume=True).num_timesteps == 200
 
 
-def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_goes_on(actors):
+def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_continues(actors):
     env = actors([partial(Mortal, 1000), partial(Mortal, 12)], max_restarts=1)
     before = env.reset()
     for _ in range(11):
@@ -112,7 +112,7 @@ def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_goes_
         model(env).learn(100)
 
 
-def test_learning_goes_on_after_deaths_between_steps_and_stores_them_as_time_limits(actors):
+def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_limits(actors):
     env = actors([partial(Mortal, 1000)], max_restarts=-1)
     algorithm = model(env).learn(30)
     os.kill(env.env_method("pid")[0], signal.SIGKILL)

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from sb3_td3x.publish import report
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
-from tests.commands import FAST, called
+from tests.commands import FAST
 from tests.tools import LineEnv
 
 STEPS = 400
@@ -91,7 +91,7 @@ class TestContent:
         steps, results = unfinished.scores()
         shown = re.search(r"best score (\S+) at (\S+) steps last score (\S+)", text)
         means = results.mean(axis=1)
-        assert [float(one) for one in shown.groups()] == pytest.approx(
+        assert [float(number) for number in shown.groups()] == pytest.approx(
             [means.max(), steps[means.argmax()], means[-1]], abs=0.06
         )
         last = list(csv.DictReader((unfinished.path / "scores.csv").open()))[-1]
@@ -149,10 +149,10 @@ class TestContent:
         assert "The video is larger than 0 MB and was left out" in page
         assert not any(url.startswith("data:video") for url in Parts(page).urls())
 
-    def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, capfd, monkeypatch):
+    def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, called):
         (tmp_path / "run").mkdir()
         shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")
-        code, _ = called(monkeypatch, capfd, "report", tmp_path / "run")
+        code, _ = called("report", tmp_path / "run")
         assert code == 0
         text = (tmp_path / "run" / "report.html").read_text()
         assert "has no evaluations yet" in text
@@ -170,7 +170,7 @@ class TestContent:
         assert "no training diagnostics" in report.render(RunDir.open(copied))
 
     @pytest.mark.usefixtures("without_pictures")
-    def test_a_damaged_run_is_explained(self, copied, unfinished, capfd, monkeypatch):
+    def test_a_damaged_run_is_explained(self, copied, unfinished, called):
         run = copied
         (run / "evaluations.npz").write_bytes(b"PK\x03\x04 no archive")
         (run / "progress.csv").write_bytes(b"time/total_timesteps,train/q_mean\n100,1\n200\n\xff,\x00")
@@ -178,8 +178,8 @@ class TestContent:
         (run / "Line-v0" / "args.yml").write_text("algo: td3\nenv: Line-v0\n")  # rl-zoo3's
         assert commands(report.render(RunDir.open(run))) == []
         (run / "Line-v0" / "args.yml").write_text("env: [1, 2]\n")
-        assert "names no environment" in called(monkeypatch, capfd, "report", run)[1]
-        assert "an .html" in called(monkeypatch, capfd, "report", unfinished.path, "--out", copied / "r.pdf")[1]
+        assert "names no environment" in called("report", run)[1]
+        assert "an .html" in called("report", unfinished.path, "--out", copied / "r.pdf")[1]
 
 
 class TestUntrustedRuns:

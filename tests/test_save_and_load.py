@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import threading
 import zipfile
 from pathlib import Path
@@ -155,13 +154,6 @@ def test_what_was_included_or_left_out_on_request(saved, tmp_path):
         assert TD3X.load(tmp_path / "less", env=LineEnv(), trust=trust).learn(20).learning_starts == 100
 
 
-@pytest.mark.parametrize("name", ["seed", "stats_window_size"])
-def test_whole_numbers_may_be_floats(name):
-    assert model(**{name: 1e2}).learn(20).num_timesteps == 20
-    with pytest.raises(ValueError, match=name):
-        model(**{name: -1})
-
-
 def test_the_parameters_and_the_policy_alone(saved, tmp_path):
     algorithm, _ = saved
     other = model(seed=1)
@@ -190,11 +182,6 @@ def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, 
     with pytest.raises(ModelFileError, match=said) as refused:
         algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
     assert "trust" not in str(refused.value)
-
-
-def test_the_format_version_is_in_the_file(saved):
-    with zipfile.ZipFile(saved[1]) as archive:
-        assert json.loads(archive.read("data"))["format_version"] == FORMAT_VERSION
 
 
 @pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_1"])
@@ -235,26 +222,6 @@ class TestRefused:
                 new.writestr(name, content)
         with pytest.raises(ModelFileError, match="please upgrade"):
             TD3X.load(tmp_path / "newer.zip")
-
-    def test_a_file_cut_off_or_damaged_anywhere(self, saved, tmp_path):
-        content = saved[1].read_bytes()
-        dice = random.Random(0)
-        broken = tmp_path / "broken.zip"
-        refused = harmless = 0
-        for trial in range(60):
-            at = dice.randrange(len(content))
-            if trial % 2:
-                broken.write_bytes(content[:at])
-            else:
-                broken.write_bytes(content[:at] + bytes([content[at] ^ (1 << dice.randrange(8))]) + content[at + 1 :])
-            try:
-                loaded = TD3X.load(broken)
-            except ModelFileError as error:
-                refused += "broken.zip" in str(error)
-            else:  # a bit of the zip's own dates: nothing of the model is lost
-                harmless += largest_difference(weights(loaded), weights(saved[0])) == 0
-        assert refused + harmless == 60
-        assert refused > 30
 
     def test_an_environment_with_other_spaces(self, saved):
         for env in (LineEnv(spaces.Box(-1, 1, (5,))), LineEnv(action_space=spaces.Box(-1, 1, (2,)))):

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError
-from tests.resuming import STEPS, assert_same_run, seeded
+from tests.resuming import STEPS, assert_same_run, saved_steps, seeded
 from tests.tools import LineEnv, model
 
 
@@ -88,7 +88,7 @@ class TestTheReplayBuffer:
 
 class TestWhenItSaves:
     def steps(self, tmp_path):
-        return [one.steps for one in Store(tmp_path).checkpoints()]
+        return saved_steps(tmp_path)
 
     def test_waits_for_the_end_of_the_episode_but_not_forever(self, tmp_path):
         model(seeded()).learn(50, TD3XCheckpointCallback(15, tmp_path / "short", keep_last=9))

@@ -17,15 +17,13 @@ from rich.console import Console
 from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.results import scores
-from sb3_td3x.results.plots import figure
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
-from tests.commands import called, stop_after
+from tests.commands import stop_after
 from tests.studies import SHORT, made, resumed_at, saved_steps, study
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
@@ -102,10 +100,10 @@ class TestFile:
             ({"device": "tpu"}, "there is no device 'tpu'"),
         ],
     )
-    def test_what_is_wrong_is_one_line_that_names_file_and_key(self, changes, complaint, tmp_path, monkeypatch, capfd):
+    def test_what_is_wrong_is_one_line_that_names_file_and_key(self, changes, complaint, tmp_path, called):
         path = tmp_path / "bad.yml"
         path.write_text(yaml.safe_dump({**SHORT, **changes}))
-        code, printed = called(monkeypatch, capfd, "study", path, "--out", tmp_path / "out")
+        code, printed = called("study", path, "--out", tmp_path / "out")
         assert code == 2
         assert printed.startswith(f"error: {path}: ")
         assert complaint in printed
@@ -113,10 +111,10 @@ class TestFile:
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize("content", ["", "a: [", "!!python/object/apply:os.getcwd []", None])
-    def test_what_is_no_study_file_is_said_in_one_line(self, content, tmp_path, monkeypatch, capfd):
+    def test_what_is_no_study_file_is_said_in_one_line(self, content, tmp_path, called):
         if content is not None:
             (tmp_path / "bad.yml").write_text(content)
-        code, printed = called(monkeypatch, capfd, "study", tmp_path / "bad.yml")
+        code, printed = called("study", tmp_path / "bad.yml")
         assert (code, printed.count("\n")) == (2, 1)
 
     @pytest.mark.parametrize(("jobs", "cores"), [(1, 2), (3, 6), (None, 10)])
@@ -133,14 +131,6 @@ class TestFile:
             list(runners.on_ray("local", jobs, threads=2)(bool, []))
         assert asked == [("local", cores)]
 
-    def test_nodes_that_are_all_too_small_are_said_to_be(self, recwarn):
-        small, gone, large = ({"Alive": n != 1, "Resources": {"CPU": float(cpu)}} for n, cpu in enumerate((1, 8, 4)))
-        runners._warn_of_small_nodes([small, large], 4)
-        assert not recwarn
-        for nodes_there in ([small, gone], []):
-            with pytest.warns(UserWarning, match="no node of the cluster has the 4 cores of a run"):
-                runners._warn_of_small_nodes(nodes_there, 4)
-
     def test_options_of_one_runner_are_refused_by_the_other(self):
         with pytest.raises(ValueError, match="--jobs is for this machine"):
             runners.on_ray("auto", jobs=2)
@@ -150,22 +140,6 @@ class TestFile:
         pytest.importorskip("ray")
         with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}"):
             runners.on_ray(address)
-
-    def test_each_run_has_its_line_when_it_ends(self, tmp_path, monkeypatch, capfd):
-        printed = []
-
-        def drive(runs, *_):
-            for run in runs:
-                yield Outcome(run, is_finished=False)
-                printed.append(capfd.readouterr().out)
-
-        study(tmp_path / "s.yml")
-        monkeypatch.setattr(runners, "drive", drive)
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        (tmp_path / "out").mkdir()
-        assert called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--out", tmp_path / "out") == (1, "")
-        assert "Pendulum-v1_s0: waiting at 0 of 450 steps" in printed[0]
-        assert "Pendulum-v1_s1: waiting at 0 of 450 steps" in printed[1]
 
     def test_the_benchmarks_script_says_by_its_exit_code_that_runs_failed(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
@@ -193,7 +167,7 @@ class TestResults:
 
     def test_every_run_has_a_table_of_its_scores(self, finished):
         path, runs, outcomes = finished
-        assert all(one.is_finished for one in outcomes.values())
+        assert all(outcome.is_finished for outcome in outcomes.values())
         for run in runs:
             rows = list(csv.DictReader((path / "returns" / f"{run.name}.csv").read_text().splitlines()))
             steps, returns = RunDir.open(StudyFolder.at(path).run(run)).scores()
@@ -227,15 +201,6 @@ class TestResults:
         table.unlink()
         assert list(made(runs, path)) == [runs[0].name]
         assert table.read_text() == content
-
-    def test_plots_have_a_line_per_setting(self, finished):
-        path, _, _ = finished
-        (panel,) = figure(scores.read([path])).axes
-        assert panel.get_title("left") == "Pendulum-v1"
-        assert [text.get_text() for text in panel.figure.legends[0].get_texts()] == [
-            "TD3X default, 2 runs",
-            "TD3X slow, 2 runs",
-        ]
 
     def test_the_table_shows_states_steps_and_scores(self, finished):
         path, runs, _ = finished
@@ -357,28 +322,28 @@ class TestResuming:
 class TestOnly:
     """One run of a study as one job of a scheduler."""
 
-    def test_makes_the_run_of_this_number_and_no_other(self, tmp_path, monkeypatch, capfd):
+    def test_makes_the_run_of_this_number_and_no_other(self, tmp_path, called):
         first, second = study(tmp_path / "s.yml", steps=250)
         for _ in range(2):  # a job that is started again finds it finished
-            code, _ = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--only", 1, "--out", tmp_path)
+            code, _ = called("study", tmp_path / "s.yml", "--only", 1, "--out", tmp_path)
             assert code == 0
         folder = StudyFolder.at(tmp_path)
         assert folder.is_finished(second)
         assert not folder.run(first).exists()
         assert (folder.run(second) / "output.log").read_text().count("at step 0 of 250") == 1
 
-    def test_that_is_stopped_is_resumed_by_the_same_command(self, tmp_path, monkeypatch, capfd):
+    def test_that_is_stopped_is_resumed_by_the_same_command(self, tmp_path, monkeypatch, called):
         (run,) = study(tmp_path / "s.yml", seeds=[0])
         command = ("study", tmp_path / "s.yml", "--only", 0, "--out", tmp_path)
         with monkeypatch.context() as patch:
             stop_after(patch, 120)
-            assert called(monkeypatch, capfd, *command)[0] == 1
-        assert called(monkeypatch, capfd, *command)[0] == 0
+            assert called(*command)[0] == 1
+        assert called(*command)[0] == 0
         assert resumed_at(tmp_path, run) == [120]
 
-    def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, monkeypatch, capfd):
+    def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, called):
         study(tmp_path / "s.yml")
-        code, printed = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)
+        code, printed = called("study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)
         assert code == 2
         assert "has 2 runs: --only can be 0 to 1, not 2" in printed
 

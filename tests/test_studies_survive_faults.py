@@ -17,7 +17,7 @@ from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs.study import attempt, runners
 from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.runners import Outcome
-from tests.commands import called, start, td3x
+from tests.commands import start, td3x
 from tests.resuming import leave_lock
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
 
@@ -53,7 +53,7 @@ class TestWorkers:
     def check(self, whole, path, runner):
         runs = study(path / "s.yml")
         outcomes = made(runs, path, runner, train_and_be_killed)
-        assert all(one.is_finished for one in outcomes.values())
+        assert all(outcome.is_finished for outcome in outcomes.values())
         assert [attempts(path, run) for run in runs] == [[0, 200]] * 2
         assert tables(path) == whole
 
@@ -144,12 +144,12 @@ def test_a_terminals_ctrl_c_is_for_the_study_which_tells_its_runs():
 
 
 class TestDrivers:
-    def test_two_on_one_study_are_refused(self, tmp_path, monkeypatch, capfd):
+    def test_two_on_one_study_are_refused(self, tmp_path, called):
         runs = study(tmp_path / "s.yml")
         folder = StudyFolder.at(tmp_path / "out")
         folder.runs.mkdir(parents=True)
         with RunLock(folder.runs):
-            code, printed = called(monkeypatch, capfd, "study", tmp_path / "s.yml", "--out", tmp_path / "out")
+            code, printed = called("study", tmp_path / "s.yml", "--out", tmp_path / "out")
             with pytest.raises(RunLockedError):
                 made(runs, tmp_path / "out")
         assert code == 2
@@ -200,6 +200,6 @@ def test_three_of_four_nodes_are_lost_and_their_runs_resume_on_another(tmp_path)
         losses.start()
         outcomes = made(runs, tmp_path, runners.on_ray(cluster.address))
         losses.join()
-    assert all(one.is_finished for one in outcomes.values())
+    assert all(outcome.is_finished for outcome in outcomes.values())
     assert any(resumed_at(tmp_path, run) for run in runs if len(attempts(tmp_path, run)) > 1)
     assert all(attempts(tmp_path, run) == sorted(attempts(tmp_path, run)) for run in runs)

@@ -197,21 +197,6 @@ class TestTheEnvironment:
         assert all(th.isfinite(value).all() for value in weights(learner).values())
         assert resume_run(tmp_path, seeded()).num_timesteps == 40
 
-    def test_a_loss_that_is_not_finite_leaves_a_run_to_resume(self, tmp_path):
-        class Spoil(BaseCallback):
-            resumable = ()
-
-            def _on_step(self):
-                if self.num_timesteps == 50:
-                    self.model.replay_buffer.rewards[:] = np.nan
-                return True
-
-        learner = model(seeded())
-        with pytest.raises(NonFiniteError, match="update"):
-            learner.learn(100, [Spoil(), TD3XCheckpointCallback(20, tmp_path)])
-        assert all(th.isfinite(value).all() for value in weights(learner).values())
-        assert resume_run(tmp_path, seeded()).learn(100, resume=True).num_timesteps == 100
-
     def test_sigterm_is_for_the_main_process_whose_end_does_not_wait_for_the_others(self):
         code = """
 import os, signal

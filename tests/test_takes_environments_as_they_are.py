@@ -78,19 +78,9 @@ class TestArraysThatAreUsedAgain:
             (after - before)[: buffer.size(), ..., 0]
             for before, after in zip(parts(buffer.observations), parts(buffer.next_observations), strict=True)
         ]
-        for one in moved:
-            np.testing.assert_allclose(one, 0.2 * buffer.actions[: buffer.size(), :, 0], atol=1e-5)
+        for movement in moved:
+            np.testing.assert_allclose(movement, 0.2 * buffer.actions[: buffer.size(), :, 0], atol=1e-5)
         env.close()
-
-    def test_a_copy_of_the_environment_steps_itself(self):
-        env = DummyVecEnv([lambda: Monitor(OneArray())])
-        learner = model(env, gradient_steps=0).learn(10)
-        copy = vec_envs.copy.deepcopy(env)
-        copy.reset()
-        before = env.envs[0].unwrapped.time
-        copy.step(np.zeros((1, 1)))
-        assert (env.envs[0].unwrapped.time, copy.envs[0].unwrapped.time) == (before, 1)
-        assert not learner._is_env_used_by_others()
 
 
 class Spoilt(LineEnv):
@@ -189,13 +179,13 @@ class TestProcessesOfEnvironments:
         env = SubprocVecEnv([LineEnv] * 3)
         learner = model(env, gradient_steps=0).learn(30)
         env.processes[2].kill()
-        go_on = {
+        continued = {
             "a step": lambda: learner.learn(30, reset_num_timesteps=False),
             "a reset": lambda: learner.learn(30),
             "a save": lambda: save_run(learner, tmp_path),
         }
         with pytest.raises(EnvironmentDiedError, match=r"environment 2 ended with exit code -9"):
-            go_on[at]()
+            continued[at]()
         env.close()
 
     def test_leave_a_run_to_resume(self, tmp_path):

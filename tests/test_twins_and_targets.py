@@ -35,9 +35,9 @@ def test_targets_receive_no_gradient_and_no_optimizer_step(path):
 
 def test_actor_step_leaves_no_gradient_in_the_critics():
     algorithm, alone = without_output(model(policy_delay=1)), without_output(model(policy_delay=2))
-    for one in (algorithm, alone):
-        one.critic.optimizer.param_groups[0]["foreach"] = False  # Adam's fused step keeps no gradients
-        train_on(one, range(1))
+    for learner in (algorithm, alone):
+        learner.critic.optimizer.param_groups[0]["foreach"] = False  # Adam's fused step keeps no gradients
+        train_on(learner, range(1))
     after_actor_step = [parameter.grad for parameter in algorithm.critic.parameters()]
     after_critic_step = [parameter.grad for parameter in alone.critic.parameters()]
     assert all(th.equal(left, right) for left, right in zip(after_actor_step, after_critic_step, strict=True))

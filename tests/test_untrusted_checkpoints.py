@@ -86,7 +86,7 @@ class TestAnUntrustedCheckpoint:
 
     def test_sets_nothing_of_a_callback_but_its_state(self, run):
         theirs = {"save_path": str(run.parent), "log_path": str(run.parent / "mine"), "model": None}
-        self.forge(run, lambda manifest, state: [one["attributes"].update(theirs) for one in state["callbacks"].values()])
+        self.forge(run, lambda manifest, state: [saved["attributes"].update(theirs) for saved in state["callbacks"].values()])
         evaluation = EvalCallback(seeded(), eval_freq=10, log_path=run, verbose=0, warn=False)
         saving = TD3XCheckpointCallback(20, run)
         resume_run(run, seeded()).learn(60, [evaluation, saving], resume=True)

@@ -3,7 +3,6 @@
 import builtins
 import contextlib
 import copyreg
-import functools
 import io
 import os
 import pickle
@@ -57,33 +56,22 @@ def attacks(canary):
     reconstruct = pickle.dumps(np.zeros(2), 4)
     yield "os.system", inner
     yield "exec", pickle.dumps(Calls(builtins.exec, code))
-    yield "eval", pickle.dumps(Calls(builtins.eval, code))
-    yield "partial", pickle.dumps(Calls(functools.partial(os.system, touch)))
-    yield "a function of numpy that runs text", named("numpy.f2py.crackfortran", "myeval", code)
     yield "numpy's test runner", named("numpy.testing._private.utils", "runstring", code, {})
     yield "torch's own unrestricted reader", pickle.dumps(Calls(th.storage._load_from_bytes, inner))
-    yield "torch.load", pickle.dumps(Calls(th.load, io.BytesIO(inner)))
     yield "dots in a name", named("stable_baselines3.common.save_util", "os.system", touch)
     yield "dots behind a known class", named("stable_baselines3.common.buffers", "ReplayBuffer.__init__.__globals__", touch)
     yield "a method of a known class", named("stable_baselines3.td3.policies", "TD3Policy.load", str(canary))
     yield "getattr", pickle.dumps(Calls(getattr, TD3Policy, "load"))
-    yield "getattr of a module", b"cbuiltins\ngetattr\n(cos\n__dict__\nVsystem\ntR."
     yield "copyreg", pickle.dumps(Calls(copyreg.add_extension, "os", "system", 77))
     yield "reconstructor", named("copyreg", "_reconstructor", "x", "y", None)
     yield "an extension", pickle.PROTO + b"\2" + pickle.EXT1 + b"\x4d" + pickle.STOP
     yield "the first protocol", b"(S'" + touch.encode() + b"'\nios\nsystem\n."
     yield "object", b"(cos\nsystem\nS'" + touch.encode() + b"'\no."
-    yield "numpy.load", named("numpy", "load", str(canary))
     yield "array constructed from a class", reconstruct.replace(b"ndarray", b"memmap\0"[:7])
-    yield "open", pickle.dumps(Calls(open, str(canary), "w"))
     yield "a layer", pickle.dumps(th.nn.ReLU())
     yield "a known class called", pickle.dumps(Calls(ReplayBuffer, 10, spaces.Box(0, 1), spaces.Box(0, 1)))
-    yield (
-        "attributes of a class",
-        (
-            pickle.dumps(ReplayBuffer, 4)[:-1] + b"N}\x8c\x03addNs\x86b."  # sets ReplayBuffer.add for the whole process
-        ),
-    )
+    # Sets ReplayBuffer.add for the whole process
+    yield "attributes of a class", pickle.dumps(ReplayBuffer, 4)[:-1] + b"N}\x8c\x03addNs\x86b."
     yield "a method covered", pickle.dumps(without_constructor(NormalActionNoise, __call__=None, reset=1))
     yield "persistent", b"Vx\nQ."
     yield "a set", pickle.dumps({1, 2})

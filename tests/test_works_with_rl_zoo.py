@@ -223,17 +223,6 @@ class TestLauncher:
             launcher.main()
         return ended.value.code, "".join(capsys.readouterr())
 
-    def test_help_names_the_scripts(self, monkeypatch, capsys):
-        code, printed = self.refused(monkeypatch, capsys, "--help")
-        assert code == 0
-        assert all(name in printed for name in launcher.SCRIPTS)
-
-    def test_an_unknown_script_is_refused_with_those_there_are(self, monkeypatch, capsys):
-        code, printed = self.refused(monkeypatch, capsys, "benchmark")
-        assert code == 2
-        assert "invalid choice: 'benchmark'" in printed
-        assert "record_video" in printed
-
     def test_without_rl_zoo_it_says_what_to_install(self, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "rl_zoo3", None)
         code, printed = self.refused(monkeypatch, capsys, "train")

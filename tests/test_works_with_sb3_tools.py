@@ -9,7 +9,6 @@ from stable_baselines3.common import callbacks as sb3_callbacks
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
@@ -132,11 +131,6 @@ def test_n_step_returns_and_memory_saving_replay():
     trains(model(**kwargs, buffer_size=30), 80)
 
 
-@pytest.mark.parametrize("noise", [NormalActionNoise, OrnsteinUhlenbeckActionNoise])
-def test_action_noises(noise):
-    trains(model(action_noise=noise(np.zeros(1), np.full(1, 0.2))))
-
-
 @pytest.mark.parametrize("train_freq", [4, (4, "step"), (1, "episode")])
 def test_train_frequencies_with_as_many_updates_as_steps(train_freq):
     algorithm = trains(model(train_freq=train_freq, gradient_steps=-1), 60)
@@ -251,11 +245,6 @@ def test_cuda_makes_the_cpus_updates():
 def test_a_discrete_or_unbounded_action_space_is_refused(space, message):
     with pytest.raises(AssertionError, match=message):
         model(LineEnv(action_space=space))
-
-
-def test_dict_observations_need_their_policy():
-    with pytest.raises(ValueError, match="MultiInputPolicy"):
-        model(LineEnv(DICTIONARY))
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(4)], ids=repr)

@@ -13,7 +13,7 @@ from sb3_td3x.td3x import compiled, gradient_step
 from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
 from tests.paths import ready, train
 from tests.resuming import OpenLineEnv, seeded
-from tests.tools import largest_difference, model, random_batch, weights, without_output
+from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
 
 SWITCH = 25
 
@@ -105,7 +105,7 @@ class TestCompiled:
         monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
         monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
         with pytest.raises(CannotAccelerate, match="compiling the update failed \\(OSError: no space left"):
-            train(ready("compiled"), [random_batch(0)])
+            train_on(ready("compiled"), [0])
 
     def test_is_refused_on_cuda_where_auto_is_plain(self):
         on_cuda = SimpleNamespace(device=torch.device("cuda"))
@@ -116,7 +116,7 @@ class TestCompiled:
 
 def test_what_is_set_later_takes_effect(switch):
     algorithm = without_output(model(accelerate="plain"))
-    train(algorithm, [random_batch(0)])
+    train_on(algorithm, [0])
     assert switch == []
     algorithm.accelerate = "compiled"
     train(algorithm, [random_batch(1)])
@@ -148,6 +148,6 @@ def test_another_thread_may_use_the_model_while_its_update_is_recorded(switch, m
 
     before = weights(algorithm)
     monkeypatch.setattr(gradient_step, "critic_losses", used_meanwhile)
-    train(algorithm, [random_batch(0)])
+    train_on(algorithm, [0])
     assert switch == [0]
     assert outcomes[0]

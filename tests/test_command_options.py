@@ -223,8 +223,8 @@ class TestAFolderOfOnesChoice:
         for name, text in mine.items():
             (run.folder.path / name).parent.mkdir(exist_ok=True)
             (run.folder.path / name).write_text(text)
-        wanted = experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST)
-        again = experiment.prepare(wanted, run.folder.path)
+        planned = experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST)
+        again = experiment.prepare(planned, run.folder.path)
         again.resources.close()
         with pytest.raises(ValueError, match="policy_kwargs"):
             experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy_kwargs=3",)), run.folder.path)

@@ -33,10 +33,10 @@ SETTINGS = [
 
 def short_run(out, steps=300, **kwargs):
     """A finished run of this process."""
-    wanted = experiment.Experiment(
+    planned = experiment.Experiment(
         "Pendulum-v1", steps, overrides=FAST, eval_freq=200, eval_episodes=1, save_freq=100, device="cpu", out=out, **kwargs
     )
-    run = experiment.prepare(wanted)
+    run = experiment.prepare(planned)
     experiment.train(run)
     return run.folder
 
@@ -210,10 +210,10 @@ class TestUnreadable:
     def test_a_run_without_readable_settings_does_not_keep_others_from_starting(self, tmp_path):
         folder = short_run(tmp_path)
         (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
-        wanted = experiment.Experiment.of_arguments(folder)
-        assert [found.path for found in experiment.unfinished(wanted)] == [folder.path]
+        planned = experiment.Experiment.of_arguments(folder)
+        assert [found.path for found in experiment.unfinished(planned)] == [folder.path]
         folder.args_file.write_text("")
-        assert experiment.unfinished(wanted) == []
+        assert experiment.unfinished(planned) == []
 
 
 class TestRefused:

@@ -218,8 +218,8 @@ def walker(tmp_path_factory):
     """A short run on the walker and its export by the command."""
     out = tmp_path_factory.mktemp("logs")
     overrides = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50", "normalize={norm_obs: true, norm_reward: false}")
-    wanted = experiment.Experiment("Walker2DBulletEnv-v0", 60, overrides=overrides, eval_episodes=1, device="cpu", out=out)
-    experiment.train(run := experiment.prepare(wanted))
+    planned = experiment.Experiment("Walker2DBulletEnv-v0", 60, overrides=overrides, eval_episodes=1, device="cpu", out=out)
+    experiment.train(run := experiment.prepare(planned))
     return run.folder
 
 

@@ -23,7 +23,7 @@ from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, noise, optimizer_states, pair, programs, ready, train
-from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
 pytestmark = pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
 
@@ -74,7 +74,7 @@ def test_equal_after_one_update_and_bounded_after_fifty(optimized):
             train(algorithm, [random_batch(update)], first=update)
         assert_equal(plain, compiled)
     for algorithm in (plain, compiled):
-        train(algorithm, [random_batch(seed) for seed in range(2, 50)], first=2)
+        train_on(algorithm, range(2, 50))
     # Rounding grows with the updates; the bound is the documented one
     assert_equal(plain, compiled, rtol=1e-3, atol=1e-5)
     assert plain.logger.name_to_value["train/critic_loss"] == pytest.approx(
@@ -89,10 +89,10 @@ def test_a_learning_rate_of_zero_moves_nothing():
         with th.no_grad():
             for network in (algorithm.actor.mu, algorithm.critic.qf0):
                 network[0].bias[0] = -100
-        train(algorithm, [random_batch(0), random_batch(1)])
+        train_on(algorithm, range(2))
         before = without_targets(algorithm)
         algorithm._current_progress_remaining = 0.0
-        train(algorithm, [random_batch(2), random_batch(3)], first=2)
+        train_on(algorithm, range(2, 4))
         assert largest_difference(before, without_targets(algorithm)) == 0
     assert_equal(plain, compiled)
 
@@ -111,12 +111,12 @@ def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
     assert compiled._n_updates == 200
     assert programs(compiled) == 2
     compiled.set_parameters(compiled.get_parameters())
-    train(compiled, [random_batch(seed) for seed in range(4)])
+    train_on(compiled, range(4))
     assert programs(compiled) == 2
 
     compiled.save(tmp_path / "model", exclude=["_draw_noise"])
     loaded = without_output(TD3X.load(tmp_path / "model", env=LineEnv(), trust=True))
-    train(loaded, [random_batch(seed) for seed in range(4)])
+    train_on(loaded, range(4))
     assert programs(loaded) == 2
 
 
@@ -125,17 +125,17 @@ def test_a_model_saved_on_one_path_trains_on_on_the_other(tmp_path, first):
     second = {"plain": "compiled", "compiled": "plain"}[first]
     stays, moves = ready(first), ready(first)
     for algorithm in (stays, moves):
-        train(algorithm, [random_batch(seed) for seed in range(4)])
+        train_on(algorithm, range(4))
     moves.save(tmp_path / "model", exclude=["_draw_noise"])
     moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv(), accelerate=second))
     for algorithm in (stays, moves):
-        train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
+        train_on(algorithm, range(4, 8))
     assert_equal(stays, moves, rtol=1e-4)
 
 
 def test_a_model_saved_on_the_compiled_path_trains_on_in_sb3s_td3(tmp_path):
     compiled = ready("compiled")
-    train(compiled, [random_batch(seed) for seed in range(4)])
+    train_on(compiled, range(4))
     compiled.save(tmp_path / "model")
     theirs = TD3.load(tmp_path / "model", env=LineEnv())
     assert largest_difference(weights(theirs), weights(compiled)) == 0
@@ -146,10 +146,10 @@ def test_a_model_saved_on_the_compiled_path_trains_on_in_sb3s_td3(tmp_path):
 def test_freezing_a_layer_during_training_takes_effect():
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):
-        train(algorithm, [random_batch(seed) for seed in range(2)])
+        train_on(algorithm, range(2))
         algorithm.actor.mu[0].weight.requires_grad_(False)
         frozen = algorithm.actor.mu[0].weight.clone()
-        train(algorithm, [random_batch(seed) for seed in range(2, 4)], first=2)
+        train_on(algorithm, range(2, 4))
         assert th.equal(algorithm.actor.mu[0].weight, frozen)
     assert_equal(plain, compiled, rtol=1e-4)
 
@@ -179,15 +179,15 @@ def other_activation(algorithm, batches):
 def test_what_is_exchanged_between_two_series_takes_effect(change):
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):
-        train(algorithm, [random_batch(seed) for seed in range(3)])
+        train_on(algorithm, range(3))
         change(algorithm, [random_batch(seed) for seed in range(3, 6)])
-        train(algorithm, [random_batch(seed) for seed in range(6, 9)], first=6)
+        train_on(algorithm, range(6, 9))
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
 
 
 def test_a_model_with_programs_can_be_copied_and_pickled():
     compiled = ready("compiled")
-    train(compiled, [random_batch(seed) for seed in range(2)])
+    train_on(compiled, range(2))
     compiled.set_logger(None)
     del compiled.replay_buffer.sample, compiled._draw_noise
     for twin in (copy.deepcopy(compiled), cloudpickle.loads(cloudpickle.dumps(compiled))):
@@ -246,7 +246,7 @@ POLICIES = {
 def test_equal_for_policies_of_every_kind(kwargs):
     plain, compiled = pair(**kwargs, **EVERY_UPDATE)
     for algorithm in (plain, compiled):
-        train(algorithm, [random_batch(seed) for seed in range(2)])
+        train_on(algorithm, range(2))
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
     assert programs(compiled) == 2
 
@@ -288,7 +288,7 @@ def test_policies_that_cannot_be_one_program_are_declined_with_the_reason():
     for extractor, reason in ((DropoutExtractor, "random"), (BranchingExtractor, "recorded as one program")):
         kwargs = {"policy_kwargs": {**SMALL, "features_extractor_class": extractor}}
         with pytest.raises(CannotAccelerate, match=reason):
-            train(ready("compiled", **kwargs), [random_batch(0)])
+            train_on(ready("compiled", **kwargs), [0])
 
 
 def test_auto_makes_plain_updates_where_no_program_can_be_made(capsys):
@@ -350,7 +350,7 @@ def test_updates_before_the_bad_one_in_a_series_are_kept():
 def test_making_programs_draws_no_random_number():
     compiled = ready("compiled")
     before = th.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    train(compiled, [random_batch(seed) for seed in range(2)])
+    train_on(compiled, range(2))
     assert programs(compiled) == 2
     assert th.equal(before[0], th.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())

@@ -9,7 +9,7 @@ from sb3_td3x import NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, optimizer_states, pair, ready, train
-from tests.tools import LineEnv, model, random_batch, weights
+from tests.tools import LineEnv, model, random_batch, train_on, weights
 
 
 class Extractor(BaseFeaturesExtractor):
@@ -157,11 +157,11 @@ class TestWhatAProgramWouldNotRepeat:
         before = [dict(vars(module)) for module in algorithm.policy.modules()]
         buffers = [dict(module._buffers) for module in algorithm.policy.modules()]
         with pytest.raises(CannotAccelerate, match=reason):
-            train(algorithm, [random_batch(0)])
+            train_on(algorithm, [0])
         assert [dict(vars(module)) for module in algorithm.policy.modules()] == before
         assert [dict(module._buffers) for module in algorithm.policy.modules()] == buffers
         algorithm.accelerate = "plain"
-        train(algorithm, [random_batch(0), random_batch(1)])
+        train_on(algorithm, range(2))
         assert reason in assert_plain_takes_over(extractor, capsys)
 
 
@@ -171,24 +171,24 @@ class TestIsTheSame:
     def test_on_the_compiled_path(self, extractor):
         both = pair(**with_extractor(extractor))
         for algorithm in both:
-            train(algorithm, [random_batch(seed) for seed in range(4)])
+            train_on(algorithm, range(4))
         assert_equal(*both, rtol=1e-4, atol=1e-6)
 
     def test_after_the_moments_of_one_layer_were_set_to_zero(self):
         both = pair()
         for algorithm in both:
-            train(algorithm, [random_batch(seed) for seed in range(4)])
+            train_on(algorithm, range(4))
             for network in (algorithm.critic, algorithm.actor):
                 for value in network.optimizer.state[list(network.parameters())[-1]].values():
                     value.zero_()
-            train(algorithm, [random_batch(seed) for seed in range(4, 8)], first=4)
+            train_on(algorithm, range(4, 8))
         assert_equal(*both)
         assert {float(value) for name, value in optimizer_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
 
 
 def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():
     algorithm = ready("plain", **with_extractor(Centered))
-    train(algorithm, [random_batch(0)])
+    train_on(algorithm, [0])
     before = weights(algorithm)
     held = [id(buffer) for buffer in algorithm.policy.buffers()]
     batch = random_batch(1)
@@ -226,7 +226,7 @@ def test_gradients_in_any_memory_order_move_their_own_weights(path):
     for network in (stepwise.actor, stepwise.critic):
         network.optimizer.param_groups[0]["foreach"] = False  # torch's Adam, operation by operation
     for algorithm in (fast, stepwise):
-        train(algorithm, [random_batch(seed) for seed in range(4)])
+        train_on(algorithm, range(4))
     for name, value in weights(stepwise).items():
         th.testing.assert_close(
             weights(fast)[name], value, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
@@ -236,10 +236,10 @@ def test_gradients_in_any_memory_order_move_their_own_weights(path):
 def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
     models = pair(**BY_MULTIPLYING)
     for algorithm in models:
-        train(algorithm, [random_batch(0), random_batch(1)])
+        train_on(algorithm, range(2))
         for network in (algorithm.critic, algorithm.actor):
             network.features_extractor.scale = 0.5
-        train(algorithm, [random_batch(2), random_batch(3)], first=2)
+        train_on(algorithm, range(2, 4))
     assert_equal(*models)
 
 
@@ -247,7 +247,7 @@ def test_a_hook_on_a_gradient_is_called_whatever_the_path():
     algorithm, calls = ready("auto"), []
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     next(iter(algorithm.critic.parameters())).register_hook(calls.append)
-    train(algorithm, [random_batch(0), random_batch(1)])
+    train_on(algorithm, range(2))
     assert len(calls) == 2
 
 
@@ -255,5 +255,5 @@ def test_a_replaced_step_of_an_optimizer_is_called_at_every_update():
     algorithm, calls = ready("plain"), []
     step = algorithm.critic.optimizer.step
     algorithm.critic.optimizer.step = lambda *arguments: (calls.append(1), step(*arguments))
-    train(algorithm, [random_batch(seed) for seed in range(3)])
+    train_on(algorithm, range(3))
     assert len(calls) == 3

@@ -35,8 +35,8 @@ def sb3_tests():
             for member in members:
                 member.name = member.name.partition("/")[2]
             # Not SB3's package beside the tests: it would be imported instead of the installed one
-            wanted = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
-            sdist.extractall(folder, members=wanted, filter="data")
+            kept = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
+            sdist.extractall(folder, members=kept, filter="data")
     return folder
 
 

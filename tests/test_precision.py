@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from sb3_td3x import TD3X
 from sb3_td3x.td3x import precision
-from tests.paths import assert_equal, pair, ready, train
-from tests.tools import LineEnv, largest_difference, random_batch, weights
+from tests.paths import assert_equal, pair, ready
+from tests.tools import LineEnv, largest_difference, random_batch, train_on, weights
 
 has_bf16_units = precision.has_bf16_units  # before a fixture replaces it
 
@@ -22,7 +22,7 @@ class TestPrecision:
         observation = random_batch(0).observations.numpy()
         np.testing.assert_array_equal(exact.predict(observation)[0], rounded.predict(observation)[0])
         for algorithm in (exact, rounded):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
+            train_on(algorithm, range(2))
         difference = largest_difference(weights(exact), weights(rounded))
         assert 1e-7 < difference < 5e-3  # Adam's first steps are lr (1e-3) long, whatever the gradient's size
         for name, value in weights(rounded).items():
@@ -41,7 +41,7 @@ class TestPrecision:
     def test_short_layers_stay_in_float32(self):
         exact, rounded = ready("plain"), ready("plain", precision="bf16")
         for algorithm in (exact, rounded):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
+            train_on(algorithm, range(2))
         assert largest_difference(weights(exact), weights(rounded)) == 0
 
     def test_torchs_settings_are_put_back_also_after_an_error(self):
@@ -57,7 +57,7 @@ class TestPrecision:
             try:
                 with precision.matrix_kernels("onednn"):
                     assert th.backends.mkldnn.matmul.fp32_precision == "ieee"
-                    train(ready("compiled"), [random_batch(0)])
+                    train_on(ready("compiled"), [0])
             finally:
                 setting.fp32_precision = "none"
 
@@ -65,7 +65,7 @@ class TestPrecision:
         plain, compiled = pair()
         compiled._get_updater().kernels = precision.choose_matrix_kernels()
         for algorithm in (plain, compiled):
-            train(algorithm, [random_batch(seed) for seed in range(2)])
+            train_on(algorithm, range(2))
         assert_equal(plain, compiled)
 
     @pytest.mark.parametrize(

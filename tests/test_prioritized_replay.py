@@ -14,9 +14,9 @@ from sb3_td3x.checkpoint import replay
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer, compute_priorities
 from sb3_td3x.common.transitions import sample
 from sb3_td3x.td3x import compiled, gradient_step, losses
-from tests.paths import assert_equal, pair, train
+from tests.paths import assert_equal, pair
 from tests.reference.prioritized_by_the_paper import largest_errors, priority
-from tests.tools import LineEnv, filled, model, random_batch, without_output
+from tests.tools import LineEnv, filled, model, train_on, without_output
 
 DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 
@@ -134,7 +134,7 @@ class TestAlgorithm:
         models = pair(prioritization="lap", n_quantiles=5, policy_delay=1)
         for algorithm in models:
             algorithm.replay_buffer.update_priorities = told[algorithm.accelerate].append
-            train(algorithm, [random_batch(seed) for seed in range(4)])
+            train_on(algorithm, range(4))
         assert_equal(*models)
         assert len(told["compiled"]) == 4
         for plain, fast in zip(*told.values(), strict=True):

@@ -32,8 +32,8 @@ OVERRIDES = (
 def run(tmp_path_factory):
     """A short run with a wrapper and normalized observations."""
     out = tmp_path_factory.mktemp("logs")
-    wanted = experiment.Experiment("Pendulum-v1", 80, seed=3, overrides=OVERRIDES, eval_episodes=1, device="cpu", out=out)
-    experiment.train(started := experiment.prepare(wanted, command=COMMAND))
+    planned = experiment.Experiment("Pendulum-v1", 80, seed=3, overrides=OVERRIDES, eval_episodes=1, device="cpu", out=out)
+    experiment.train(started := experiment.prepare(planned, command=COMMAND))
     started.folder.video.parent.mkdir()
     started.folder.video.write_bytes(b"a video")
     return started.folder

@@ -32,11 +32,11 @@ VIDEO = b"\0\0\0\x18ftypmp42 a very short video"
 def unfinished(tmp_path_factory):
     """A run that stopped at 260 of 400 steps, with a checkpoint at 200."""
     gym.registry["Line-v0"] = gym.envs.registration.EnvSpec("Line-v0", LineEnv)
-    wanted = experiment.Experiment(
+    planned = experiment.Experiment(
         "Line-v0", STEPS, seed=3, overrides=FAST, eval_freq=100, eval_episodes=2,
         save_freq=100, device="cpu", out=tmp_path_factory.mktemp("logs"),
     )  # fmt: skip
-    run = experiment.prepare(wanted, command=COMMAND)
+    run = experiment.prepare(planned, command=COMMAND)
     experiment.train(run, [StopTrainingOnMaxEpisodes(13)])
     run.folder.video.parent.mkdir()
     run.folder.video.write_bytes(VIDEO)

@@ -247,17 +247,17 @@ class TestAfterAnErrorBeforeTheFirstStep:
         def scored(episodes=2):
             return EvalCallback(seeded(), n_eval_episodes=episodes, eval_freq=20, log_path=str(tmp_path), verbose=0)
 
-        save_run(model(seeded(env)).learn(50, wanted := scored()), tmp_path, wanted)
-        resume_run(tmp_path, seeded(env)).learn(80, wanted := scored(), resume=True)
+        save_run(model(seeded(env)).learn(50, expected := scored()), tmp_path, expected)
+        resume_run(tmp_path, seeded(env)).learn(80, expected := scored(), resume=True)
         resumed = resume_run(tmp_path, seeded(env))
         for error, callback in ((ValueError, scored(episodes=5)), (OSError, [scored(), Unready()]), (OSError, Unready())):
             with pytest.raises(error):
                 resumed.learn(80, callback, resume=True)
-        resumed.learn(80, found := scored(), resume=True)
-        assert found.evaluations_timesteps == wanted.evaluations_timesteps == [20, 40, 60, 80]
-        assert found.evaluations_results == wanted.evaluations_results
+        resumed.learn(80, evaluated := scored(), resume=True)
+        assert evaluated.evaluations_timesteps == expected.evaluations_timesteps == [20, 40, 60, 80]
+        assert evaluated.evaluations_results == expected.evaluations_results
         assert [resumption["steps"] for resumption in resumed.resumptions] == [50]
-        assert_same_run(wanted.model, resumed)
+        assert_same_run(expected.model, resumed)
         with pytest.raises(ValueError, match="resume=True"):
             resume_run(tmp_path, seeded(env)).learn(80)
 

@@ -80,8 +80,8 @@ def test_whole_numbers_as_actions_are_refused(kind):
 
 def test_warm_up_follows_the_first_of_many_short_runs():
     algorithm = model(learning_starts="auto", gradient_steps=0)
-    for _ in range(2):
-        algorithm.learn(6000, reset_num_timesteps=False)
+    for steps in (6000, 100):
+        algorithm.learn(steps, reset_num_timesteps=False)
         assert algorithm.learning_starts == 120
 
 

@@ -6,7 +6,6 @@ Compiling takes seconds per program, so the cases share their shapes wherever th
 
 import copy
 import random
-from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
@@ -26,23 +24,6 @@ from tests.paths import assert_equal, noise, optimizer_states, pair, programs, r
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
 pytestmark = pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
-
-
-class IndexedSamples(NamedTuple):
-    observations: th.Tensor
-    actions: th.Tensor
-    next_observations: th.Tensor
-    dones: th.Tensor
-    rewards: th.Tensor
-    discounts: th.Tensor | None
-    indices: np.ndarray
-
-
-class IndexedBuffer(ReplayBuffer):
-    """A user's own, which tells which transitions it has drawn."""
-
-    def _get_samples(self, batch_inds, env=None):
-        return IndexedSamples(*super()._get_samples(batch_inds, env), batch_inds)
 
 
 class NormalizedExtractor(BaseFeaturesExtractor):
@@ -249,11 +230,6 @@ def test_equal_for_policies_of_every_kind(kwargs):
         train_on(algorithm, range(2))
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
     assert programs(compiled) == 2
-
-
-def test_a_buffer_may_add_to_its_batches():
-    algorithm = model(accelerate="compiled", batch_size=8, replay_buffer_class=IndexedBuffer, **EVERY_UPDATE).learn(20)
-    assert algorithm._n_updates == programs(algorithm) * 5 == 10
 
 
 def test_equal_for_dict_and_image_observations():

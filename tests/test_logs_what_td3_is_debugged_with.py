@@ -113,14 +113,6 @@ class TestNumbers:
         assert [bool(row["train/q_mean"]) for row in kept] == [False, True, True]
         assert [float(row["time/updates_per_second"]) > 0 for row in kept] == [False, True, True]
 
-    def test_a_pace_is_logged_once_where_episodes_end_together(self, tmp_path):
-        algorithm = model(DummyVecEnv([LineEnv] * 2), learning_starts=4)
-        algorithm.set_logger(configure(str(tmp_path), ["csv"]))
-        algorithm.learn(80, log_interval=1)
-        kept = [row["time/updates_per_second"] for row in rows(tmp_path)]
-        assert [bool(pace) for pace in kept] == [True, False, True, False]
-        assert min(map(float, filter(None, kept))) > 0
-
 
 class TestKeys:
     def test_are_in_csv_and_tensorboard(self, tmp_path):

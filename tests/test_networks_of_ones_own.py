@@ -8,7 +8,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from sb3_td3x import NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
-from tests.paths import assert_equal, optimizer_states, pair, ready, train
+from tests.paths import assert_equal, pair, ready, train
 from tests.tools import LineEnv, model, random_batch, train_on, weights
 
 
@@ -173,17 +173,6 @@ class TestIsTheSame:
         for algorithm in both:
             train_on(algorithm, range(4))
         assert_equal(*both, rtol=1e-4, atol=1e-6)
-
-    def test_after_the_moments_of_one_layer_were_set_to_zero(self):
-        both = pair()
-        for algorithm in both:
-            train_on(algorithm, range(4))
-            for network in (algorithm.critic, algorithm.actor):
-                for value in network.optimizer.state[list(network.parameters())[-1]].values():
-                    value.zero_()
-            train_on(algorithm, range(4, 8))
-        assert_equal(*both)
-        assert {float(value) for name, value in optimizer_states(both[1]).items() if name.endswith("step")} == {2, 4, 8}
 
 
 def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():

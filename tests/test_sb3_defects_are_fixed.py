@@ -219,15 +219,6 @@ class TestNoiseOfTheWrongSize:
         with pytest.raises(ValueError, match=r"action has shape \(3,\)"):
             model(LineEnv(action_space=spaces.Box(-1, 1, (3,))), action_noise=noise)
 
-    def test_the_check_draws_no_random_number_and_moves_no_process(self):
-        noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))
-        np.random.seed(0)
-        expected = np.random.random()
-        np.random.seed(0)
-        algorithm = model(action_noise=noise, seed=None)
-        assert np.random.random() == expected
-        assert (algorithm.action_noise.noise_prev == 0).all()
-
 
 class TestNotANumber:
     class Broken(LineEnv):

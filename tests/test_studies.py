@@ -4,14 +4,10 @@ import csv
 import io
 import re
 import shutil
-import signal
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
-from optuna import TrialPruned
 from rich.console import Console
 
 from sb3_td3x.cli.console import PlainConsole
@@ -19,7 +15,6 @@ from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
-from sb3_td3x.runs import experiment
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
@@ -117,20 +112,6 @@ class TestFile:
         code, printed = called("study", tmp_path / "bad.yml")
         assert (code, printed.count("\n")) == (2, 1)
 
-    @pytest.mark.parametrize(("jobs", "cores"), [(1, 2), (3, 6), (None, 10)])
-    def test_a_cluster_on_this_machine_has_the_cores_that_its_runs_take(self, jobs, cores, monkeypatch):
-        ray, asked = pytest.importorskip("ray"), []
-
-        def init(address, **options):
-            asked.append((address, options["num_cpus"]))
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(ray, "init", init)
-        monkeypatch.setattr(runners, "jobs_here", lambda threads: 10 // threads)
-        with pytest.raises(KeyboardInterrupt):
-            list(runners.on_ray("local", jobs, threads=2)(bool, []))
-        assert asked == [("local", cores)]
-
     def test_options_of_one_runner_are_refused_by_the_other(self):
         with pytest.raises(ValueError, match="--jobs is for this machine"):
             runners.on_ray("auto", jobs=2)
@@ -140,17 +121,6 @@ class TestFile:
         pytest.importorskip("ray")
         with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}"):
             runners.on_ray(address)
-
-    def test_the_benchmarks_script_says_by_its_exit_code_that_runs_failed(self, tmp_path, monkeypatch):
-        monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
-        returns = import_module("returns")
-        study(tmp_path / "s.yml")
-        monkeypatch.setattr(returns, "FOLDER", StudyFolder.at(tmp_path / "out"))
-        monkeypatch.setattr(runners, "drive", lambda runs, *_: (Outcome(run, False, "lost") for run in runs))
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        monkeypatch.setattr(sys, "argv", ["returns.py", str(tmp_path / "s.yml")])
-        with pytest.raises(SystemExit, match="2 runs are not done; the same command goes on with them"):
-            returns.main()
 
     def test_ray_that_is_not_installed_says_what_to_install(self, monkeypatch):
         monkeypatch.setattr(runners, "find_spec", lambda name: None)
@@ -346,19 +316,3 @@ class TestOnly:
         code, printed = called("study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)
         assert code == 2
         assert "has 2 runs: --only can be 0 to 1, not 2" in printed
-
-
-class TestSearch:
-    def test_a_run_can_be_given_up_at_an_evaluation(self, tmp_path):
-        """As examples/search.py does with trials that fall behind."""
-
-        def give_up(evaluation):
-            raise TrialPruned
-
-        (run,) = study(tmp_path / "s.yml", seeds=[0])
-        prepared = experiment.prepare(run.experiment(), tmp_path / "trial")
-        with pytest.raises(TrialPruned):
-            experiment.train(prepared, on_evaluation=give_up)
-        assert prepared.folder.scores()[0].tolist() == [200]
-        assert prepared.folder.best_model.exists()
-        assert not (tmp_path / "trial" / "lock").exists()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import optuna
 import pytest
 from stable_baselines3.common.buffers import NStepReplayBuffer
@@ -173,22 +172,6 @@ class TestPlay:
         of(session, "video")
         (video,) = (folder / "video").glob("*.mp4")
         assert video.stat().st_size > 1000
-
-    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-    def test_a_model_that_only_plays_takes_no_memory_for_its_buffer(self, trained):
-        """rl-zoo3 asks for a buffer of one transition for its own algorithms alone."""
-        file = trained[0] / "HopperBulletEnv-v0.zip"
-        kept = loaded(file)  # what every load takes once
-        before = resident_bytes()
-        model = loaded(file)
-        buffer = sum(value.nbytes for value in vars(model.replay_buffer).values() if isinstance(value, np.ndarray))
-        assert buffer > 100e6
-        assert resident_bytes() - before < buffer / 4
-        del kept
-
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 class TestPlots:

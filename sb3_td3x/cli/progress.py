@@ -1,6 +1,5 @@
 """What a training run shows while it goes: its progress, the algorithm's messages, and trackers."""
 
-import math
 import threading
 import time
 from typing import Any
@@ -11,7 +10,7 @@ from stable_baselines3.common.logger import KVWriter, SeqWriter
 from stable_baselines3.common.utils import safe_mean
 
 from sb3_td3x.cli.console import PlainConsole
-from sb3_td3x.results.scores import score_text
+from sb3_td3x.results.scores import duration_text, score_text
 from sb3_td3x.runs.experiment import Run
 
 LIFE_SECONDS = 30
@@ -96,10 +95,7 @@ class ShowProgress(BaseCallback):
             steps, rate = self.model.num_timesteps, self._rate()
             returns = [episode["r"] for episode in list(self.model.ep_info_buffer or ())]
             score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            seconds = (self.total - steps) / rate if rate else math.inf
-            left = (
-                f"{seconds:.0f} s left" if seconds < 100 else f"{seconds / 60:,.0f} min left" if rate else "time left unknown"
-            )
+            left = f"{duration_text((self.total - steps) / rate)} left" if rate else "time left unknown"
             self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
 
     def _on_training_start(self) -> None:

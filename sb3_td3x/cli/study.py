@@ -137,7 +137,8 @@ class RunsTable:
 
         states = {run: self.progress(run) for run in self.runs}
         counts = Counter(current.state for current in states.values())
-        table = Table(title=", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]), title_justify="left")
+        title = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        table = Table(title=title, title_justify="left", box=None, header_style="bold")
         for column in ("setting", "environment", "seed", "steps", "steps/s", "score", "state"):
             table.add_column(column, justify="left" if column in ("setting", "environment", "state") else "right")
         for run, current in sorted(states.items(), key=lambda pair: STATES.index(pair[1].state)):

@@ -22,7 +22,7 @@ from sb3_td3x.checkpoint import Store
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
+from sb3_td3x.results.scores import Scores, csv_lines, duration_text, of_run, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,9 +150,7 @@ def _facts(
             rate, remark = steps / seconds, "" if steps == done else f"up to the evaluation at {steps:,.0f} steps, "
     yield "steps", f"{done:,}", "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
     if seconds:
-        minutes, hours = seconds / 60 % 60, int(seconds / 3600)
-        duration = f"{hours} h {minutes:.0f} min" if hours else f"{minutes:.1f} min" if minutes >= 1 else f"{seconds:.0f} s"
-        yield "time", duration, f"{remark}{rate:,.0f} steps per second"
+        yield "time", duration_text(seconds), f"{remark}{rate:,.0f} steps per second"
 
 
 def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:

@@ -93,14 +93,6 @@ class TestBuffer:
         add_one(buffer)
         assert buffer.priorities[10] == pytest.approx(2**0.4)
 
-    @pytest.mark.parametrize("error", [np.nan, np.inf])
-    def test_an_error_that_is_none_leaves_a_priority_that_can_be_drawn(self, error):
-        buffer = filled(PrioritizedReplayBuffer, 1, n_envs=1)
-        buffer.sample(1)
-        buffer.update_priorities(th.tensor([error]))
-        assert buffer.priorities[0] == 1
-        buffer.sample(3)
-
     @pytest.mark.parametrize("bad", [np.full((10, 2), np.nan), np.full((10, 2), -1.0), np.ones((10, 3))])
     def test_priorities_that_are_none_are_refused(self, bad):
         with pytest.raises(ValueError, match="priorities"):

@@ -9,7 +9,6 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-PRIORITIZATIONS = ("lap",)
 PRIORITY_EXPONENT = 0.4
 """Between uniform sampling (0) and sampling in proportion to the error (1): the value of LAP's authors for all tasks."""
 MAX_REJECTION_ROUNDS = 8
@@ -22,12 +21,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
 
-    ``TD3X(..., prioritization="lap")`` uses it. For flat and image observations and any number of environments; a new
-    transition gets the largest priority in the buffer. Parameters are ``ReplayBuffer``'s.
+    ``TD3X(..., prioritization="lap")`` uses it, for flat and image observations and any number of environments. A new
+    transition gets the largest priority in the buffer. Parameters are those of ``ReplayBuffer``.
 
-    Sampling needs no tree: a candidate is drawn uniformly and accepted with probability priority / largest priority, which
-    costs the same for any buffer size. Only where few candidates are accepted, because one priority is far above the others,
-    the cumulative sum of all priorities is used.
+    A candidate is drawn uniformly and accepted with probability priority / largest priority, which costs the same for any
+    buffer size. Where one priority is far above the others, so that few candidates are accepted, the rest of the batch is
+    drawn from the cumulative sum of all priorities.
 
     :ivar priorities: ``(buffer_size, n_envs)``, at least 1
     :raises ValueError: for Dict observations, or ``optimize_memory_usage=True``
@@ -71,30 +70,27 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return ReplayBufferSamples(*map(self.to_torch, parts))
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        self._sampled = np.divmod(self._draw_flat(count), self.n_envs)
-        return self._sampled
-
-    def _draw_flat(self, count: int) -> np.ndarray:
-        """Indices into ``priorities`` as one row."""
+        """The steps and the environments of ``count`` transitions."""
         priorities = self.priorities.reshape(-1)[: self.size() * self.n_envs]
         accepted = np.empty(0, dtype=np.int64)
         for _ in range(MAX_REJECTION_ROUNDS):
             candidates = np.random.randint(0, len(priorities), 4 * count)
             is_accepted = np.random.random(len(candidates)) * self._largest[0] < priorities[candidates]
-            accepted = np.concatenate([accepted, candidates[is_accepted]])
-            if len(accepted) >= count:
-                return accepted[:count]
-        cumulative = np.cumsum(priorities, dtype=np.float64)
-        rest = np.searchsorted(cumulative, np.random.random(count - len(accepted)) * cumulative[-1], side="right")
-        return np.concatenate([accepted, rest])
+            accepted = np.concatenate([accepted, candidates[is_accepted]])[:count]
+            if len(accepted) == count:
+                break
+        else:
+            cumulative = np.cumsum(priorities, dtype=np.float64)
+            rest = np.searchsorted(cumulative, np.random.random(count - len(accepted)) * cumulative[-1], side="right")
+            accepted = np.concatenate([accepted, rest])
+        self._sampled = np.divmod(accepted, self.n_envs)
+        return self._sampled
 
     def update_priorities(self, errors: th.Tensor) -> None:
         """
         :param errors: of the transitions of the last ``sample``, ``(batch,)``
         """
-        # This runs before a non-finite loss stops the run; a NaN would never be drawn again
-        finite = errors.nan_to_num(nan=0.0, posinf=0.0)
-        new_priorities = compute_priorities(finite).cpu().numpy()
+        new_priorities = compute_priorities(errors).cpu().numpy()
         self.priorities[self._sampled] = new_priorities
         largest, updates = self._largest
         self._largest[:] = max(largest, new_priorities.max()), updates + 1
@@ -108,11 +104,7 @@ def compute_priorities(errors: th.Tensor) -> th.Tensor:
 
 
 def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
-    """
-    :param prioritization: one of ``PRIORITIZATIONS``, or ``None``
-    :param buffer_class: of the model's replay buffer
-    :raises ValueError: for ``"lap"`` with a buffer without priorities, or for a buffer with priorities without ``"lap"``
-    """
+    """Refuse ``"lap"`` for a buffer without priorities, and a buffer with priorities without ``"lap"``: ``ValueError``."""
     has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
     if prioritization == "lap" and not has_priorities:
         raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}')
@@ -124,12 +116,7 @@ def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBu
 def buffer_class_for(
     prioritization: str | None, requested: type[ReplayBuffer] | None, n_steps: int
 ) -> type[ReplayBuffer] | None:
-    """
-    The replay buffer's class; ``None`` leaves the choice to SB3.
-
-    :param requested: the user's ``replay_buffer_class``
-    :raises ValueError: if ``requested`` is not a replay buffer class, or the settings do not go together
-    """
+    """The replay buffer's class for the user's ``replay_buffer_class``; ``None`` leaves the choice to SB3."""
     if requested is not None and not (isinstance(requested, type) and issubclass(requested, ReplayBuffer)):
         raise ValueError(f"replay_buffer_class must be a subclass of SB3's ReplayBuffer or None, not {requested!r}")
     if prioritization == "lap" and n_steps > 1:

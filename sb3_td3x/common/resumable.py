@@ -1,5 +1,6 @@
 """What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run be continued."""
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import truncate_episodes
-from sb3_td3x.common.vec_envs import EnvironmentUse, copied
+from sb3_td3x.common.vec_envs import EnvironmentUse
 from sb3_td3x.errors import NonFiniteError
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
@@ -136,7 +137,7 @@ class Resumable(OffPolicyAlgorithm):
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
             self._rows_stored += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
-        self._last_obs, self._last_episode_starts = copied(new_obs), np.array(dones)
+        self._last_obs, self._last_episode_starts = copy.deepcopy(new_obs), np.array(dones)
         self._is_stored = True
         if is_used_by_others:
             self._begin_new_episodes()
@@ -158,7 +159,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _take_over_reset(self) -> None:
         """Start from where the environments are now, after a reset or where a saved run continues."""
-        self._last_obs = copied(self._last_obs)  # type: ignore[arg-type]
+        self._last_obs = copy.deepcopy(self._last_obs)
         self._expected_use = 0 if self._env_use is None else self._env_use.count
 
     def _setup_learn(

@@ -1,4 +1,4 @@
-"""What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run be continued."""
+"""What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run can be resumed."""
 
 import copy
 import sys
@@ -20,10 +20,10 @@ from sb3_td3x.common.vec_envs import EnvironmentUse
 from sb3_td3x.errors import NonFiniteError
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
-TRANSIENT = (
+NOT_SAVED = (
     "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_use", "_expected_use",
 )  # fmt: skip
-"""Attributes of ``Resumable`` that belong to the process and are not saved."""
+"""Attributes of ``Resumable`` that belong to the process."""
 
 
 class StopTraining(Exception):
@@ -35,7 +35,7 @@ class StopTraining(Exception):
 
 
 class _WatchedCallback:
-    """A callback that keeps what its last step returned."""
+    """A callback that keeps what its last step returned: SB3 treats ``None`` as ``False`` without a warning."""
 
     result: Any = True
 
@@ -52,24 +52,24 @@ class _WatchedCallback:
 
 class Resumable(OffPolicyAlgorithm):
     """
-    An off-policy algorithm that can be stopped between two steps and can continue a saved run.
+    An off-policy algorithm that can be stopped between two steps and can resume a saved run.
 
-    Put before an algorithm of SB3 (``class ResumableSAC(Resumable, SAC): ...``) it makes that one resumable too.
+    Put before one of SB3's algorithms it makes that one resumable too: ``class ResumableSAC(Resumable, SAC): ...``.
 
-    ``resumptions`` lists where a saved run was resumed (``steps``) and what was not restored then (``not_restored``).
+    :ivar resumptions: where a saved run was resumed (``steps``) and what was not restored then (``not_restored``)
     """
 
     replay_buffer: ReplayBuffer
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
-    """Attributes that belong to a run, so that checkpoints hold them, but not to a saved model."""
+    """Attributes of a run that are saved in checkpoints and not in models."""
 
-    _on_resume: Callable[[BaseCallback], None] | None = None  # gives everything around the model its saved state
+    _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
     _rows_stored = 0  # steps that this process has put into the replay buffer
     _stops_before_next_step = False
     _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
     _env_use: EnvironmentUse | None = None
-    _expected_use = 0  # its count if nobody else has used the environments
+    _expected_use = 0  # its count if only this model has used the environments
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -79,15 +79,12 @@ class Resumable(OffPolicyAlgorithm):
         """
         SB3's ``learn``.
 
-        :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
+        :param resume: for a model from ``resume_run``: train until ``total_timesteps`` in all
         """
         if resume:
             if total_timesteps < self.num_timesteps:
-                warnings.warn(
-                    f"nothing to do: {self.num_timesteps:,} steps are made, and with resume=True total_timesteps "
-                    f"({total_timesteps:,}) counts from the beginning",
-                    stacklevel=2,
-                )
+                counted = f"with resume=True total_timesteps ({total_timesteps:,}) counts from the beginning"
+                warnings.warn(f"nothing to do: {self.num_timesteps:,} steps are made, and {counted}", stacklevel=2)
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
         try:
@@ -99,24 +96,22 @@ class Resumable(OffPolicyAlgorithm):
             raise
 
     def stop_before_next_step(self) -> None:
-        """End ``learn`` before the next environment step, inside a rollout if need be."""
+        """End ``learn`` before the next environment step, possibly inside a rollout."""
         self._stops_before_next_step = True
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
-        self._on_resume = None  # no earlier: a `learn` that ends with an error before its first step can be called again
+        self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated
         watched = _WatchedCallback(callback)
         try:
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:
-            if not self._is_stored:  # a callback, Ctrl-C or an error has ended it inside a step
-                self._last_obs = None  # the next `learn` must not continue from before it
+            if not self._is_stored:  # a callback, Ctrl-C or an error has ended the rollout inside a step
+                self._last_obs = None  # so that the next `learn` resets the environments
         if not rollout.continue_training and watched.result is None:
-            warnings.warn(
-                f"training ends after {self.num_timesteps} steps, because a callback returned None: return True to continue",
-                stacklevel=2,
-            )
+            problem = f"training ends after {self.num_timesteps} steps, because a callback returned None"
+            warnings.warn(f"{problem}: return True to continue", stacklevel=2)
         return rollout
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +120,7 @@ class Resumable(OffPolicyAlgorithm):
             raise StopTraining
         if self._is_env_used_by_others():
             self._begin_new_episodes()
-        self._is_stored = False  # the environments make their step next
+        self._is_stored = False  # next, the environments make this step
         self._expected_use += 1
         return super()._sample_action(*args, **kwargs)
 
@@ -133,7 +128,7 @@ class Resumable(OffPolicyAlgorithm):
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         is_used_by_others = self._is_env_used_by_others()
-        if not (is_used_by_others and self._vec_normalize_env):  # VecNormalize holds the others' observations by now
+        if not (is_used_by_others and self._vec_normalize_env):  # VecNormalize has only the latest observations
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
             self._rows_stored += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
@@ -143,11 +138,11 @@ class Resumable(OffPolicyAlgorithm):
             self._begin_new_episodes()
 
     def _is_env_used_by_others(self) -> bool:
-        """Whether anyone has stepped or reset the environments since the learner last did, an evaluation for example."""
+        """Whether the environments were stepped or reset by others since the last step, for example by an evaluation."""
         return self._env_use is not None and self._env_use.count != self._expected_use
 
     def _begin_new_episodes(self) -> None:
-        """Truncate the episodes in the replay buffer, which will not continue, and reset the environments."""
+        """Truncate the unfinished episodes in the replay buffer and reset the environments."""
         truncate_episodes(self.replay_buffer)
         self._last_obs = self.env.reset()  # type: ignore[union-attr, assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
@@ -158,7 +153,7 @@ class Resumable(OffPolicyAlgorithm):
         self._take_over_reset()
 
     def _take_over_reset(self) -> None:
-        """Start from where the environments are now, after a reset or where a saved run continues."""
+        """Continue from the present observations, after a reset or where a saved run is resumed."""
         self._last_obs = copy.deepcopy(self._last_obs)
         self._expected_use = 0 if self._env_use is None else self._env_use.count
 
@@ -174,16 +169,16 @@ class Resumable(OffPolicyAlgorithm):
             raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
         last_use, self._env_use = self._env_use, None if self.env is None else EnvironmentUse.of(self.env)
         if last_use is self._env_use and self._is_env_used_by_others():
-            self._last_obs = None  # so SB3 resets the environments
+            self._last_obs = None  # so that SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
-            truncate_episodes(self.replay_buffer)  # SB3 resets the environments
+            truncate_episodes(self.replay_buffer)  # SB3 is about to reset the environments
         has_logger = self._custom_logger
-        if not has_logger and self.tensorboard_log is None:  # SB3's would leave an empty folder in the temporary directory
+        if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
             self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         continues_episode = not reset_num_timesteps and self._last_obs is not None
         if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
-            self.__dict__["action_noise"] = None  # or SB3 would restart correlated noise inside the episode
+            self.__dict__["action_noise"] = None  # otherwise SB3 restarts correlated noise inside the episode
         try:
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         finally:
@@ -200,4 +195,4 @@ class Resumable(OffPolicyAlgorithm):
         return result
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *TRANSIENT, *self.only_in_checkpoints]
+        return [*super()._excluded_save_params(), *NOT_SAVED, *self.only_in_checkpoints]

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, and recognizing a file that is not what was written."""
+"""Writing files so that a crash leaves the old one or the new one, and detecting files that were damaged since."""
 
 import errno
 import hashlib
@@ -15,13 +15,13 @@ import numpy as np
 from sb3_td3x.errors import CheckpointError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The disk is full, or the user's share of it."""
+"""The disk or the user's quota is full."""
 CANNOT_FLUSH_FOLDERS = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Answers of file systems that flush files but no folders, such as a folder shared with a virtual machine."""
+"""Errors of file systems that flush files but not folders, such as a folder shared with a virtual machine."""
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until the content of a file, or a folder's list of names, is on the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder; its renames are journaled
     handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
@@ -35,7 +35,7 @@ def flush(path: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents, each with its name on the disk, so that a power failure does not take what is in it."""
+    """Make a folder and its parents, and flush their names, so that a power failure does not lose what is in the folder."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -46,9 +46,9 @@ def make_folder(path: Path) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """
-    Give a temporary path to write to, which takes the name ``path`` when the block ends. If it fails, the old file stays.
+    Give a temporary path, which is renamed to ``path`` at the end. After an error the old file stays.
 
-    The temporary name ends as ``path`` does, because libraries choose the format by it. It is new each time, so that threads
+    The temporary name has the suffix of ``path``, by which libraries choose the format, and is unique, so that several threads
     may write the same file.
     """
     partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
@@ -63,9 +63,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """
-    Write a file whole or not at all.
+    Write a file completely or not at all.
 
-    :param content: the bytes, or a function that writes the file at the path it is given
+    :param content: the bytes, or a function that writes them to the path it is given
     :raises CheckpointError: naming ``path``, if the disk is full or the folder cannot be written
     """
     with explained(path), replacing(path) as partial:
@@ -76,11 +76,7 @@ def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """
-    Make a file's folder, and find out before the work whether the file can be written there.
-
-    :raises CheckpointError: naming the file, if not
-    """
+    """Make a file's folder, and raise a ``CheckpointError`` now if the file cannot be written there later."""
     with explained(path):
         make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}."):
@@ -88,7 +84,7 @@ def require_writable(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder. It loses its name first, so that half of it is never taken for a whole one."""
+    """Remove a folder. It is renamed first, so that a part of it is never taken for the whole."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
@@ -96,10 +92,7 @@ def remove_folder(path: Path) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """
-    :return: the arrays of an npz file
-    :raises ValueError: if it is damaged or holds objects, which numpy does not unpickle unless told to
-    """
+    """The arrays of an npz file; ``ValueError`` if it is damaged or holds objects."""
     try:
         with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
@@ -110,7 +103,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def describe(path: Path) -> dict[str, int | str]:
-    """What ``check`` compares a file with: its size and SHA-256."""
+    """The size and SHA-256 of a file, for ``check``."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -119,14 +112,12 @@ def describe(path: Path) -> dict[str, int | str]:
 
 
 def has_its_size(path: Path, described: dict[str, int | str]) -> bool:
-    """Whether a file is there and as long as ``describe`` found it; unlike ``check`` this does not read it."""
+    """Whether a file exists in the size that ``describe`` found; it is not read."""
     return path.is_file() and path.stat().st_size == described["bytes"]
 
 
 def check(path: Path, described: dict[str, int | str]) -> None:
-    """
-    :raises CheckpointError: naming the file, if it is missing, cut off or changed since ``describe``
-    """
+    """Raise a ``CheckpointError`` that names the file if it is missing or has changed since ``describe``."""
     with explained(path):
         if not path.is_file():
             raise CheckpointError(path, "is missing")
@@ -137,7 +128,7 @@ def check(path: Path, described: dict[str, int | str]) -> None:
 
 
 def link_out_of(folder: Path) -> Path | None:
-    """A link in a folder that leads out of it: what it leads to must not be written or removed for an untrusted run."""
+    """A link in a folder that leads out of it; through such a link an untrusted run could change other files."""
     paths = (Path(parent, name) for parent, folders, names in os.walk(folder) for name in (*folders, *names))
     return next((path for path in paths if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())), None)
 
@@ -145,15 +136,15 @@ def link_out_of(folder: Path) -> Path | None:
 @contextmanager
 def explained(path: Path, only_full: bool = False) -> Iterator[None]:
     """
-    Turn what the operating system says about a file into ``CheckpointError``.
+    Turn errors of the operating system into ``CheckpointError``.
 
-    :param path: to name in the error; the system names none where a write fails, or a temporary one
-    :param only_full: only where the disk is full
+    :param path: named in the error; the system's names a temporary file or none
+    :param only_full: only if the disk is full
     """
     try:
         yield
     except OSError as error:
-        # A ConnectionError is about the pipe to an environment's process
+        # A ConnectionError comes from the pipe to an environment's process
         if isinstance(error, ConnectionError) or (only_full and error.errno not in FULL):
             raise
         raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""One writer per run folder: a thin wrapper of filelock's lease, which lives as long as its writer."""
+"""One writer per run folder: a thin wrapper of filelock's lease, which expires with its holder."""
 
 import logging
 import time
@@ -12,17 +12,18 @@ from filelock import SoftFileLease, Timeout
 from sb3_td3x.errors import LockLostError, RunLockedError
 
 LOCK = "lock"
-"""Name of the file. filelock makes others beside it for a moment, whose names begin with ``lock.``."""
+"""Name of the file. filelock briefly makes others, whose names begin with ``lock.``."""
 LEASE_SECONDS = 30.0
-"""A lock that was not touched for so long is taken over. Its holder touches it three times as often."""
+"""A lock that was not refreshed for so long is taken over. Its holder refreshes it three times as often."""
 
 
 class RunLock:
     """
     The right to write into a run folder; a context manager.
 
-    A holder that can be seen to live (same host, same container) is refused at once; one that can be seen to be dead is taken
-    over at once. Any other, such as a container that was killed and started again, has one lease to touch its lock.
+    If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised at once; if it is
+    known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
+    to refresh its lock.
 
     :param folder: of the run; must exist
     :raises RunLockedError: on entering, naming the process that writes there
@@ -33,7 +34,7 @@ class RunLock:
         self._lease = _lease(folder / LOCK)
 
     def __enter__(self) -> "RunLock":
-        for is_last in (False, False, True):  # the first attempt may only remove what a dead process has left
+        for is_last in (False, False, True):  # the first attempt may only remove a dead process's lock
             with suppress(Timeout):
                 self._lease.acquire(timeout=self._patience() if is_last else 0, poll_interval=0.2)
                 return self
@@ -69,7 +70,7 @@ class RunLock:
         """Seconds to wait for the lock."""
         owner = self._lease.owner
         if owner is None:
-            return 5  # it has just been released, or its content is damaged, which filelock gives two seconds
+            return 5  # it was just released, or is damaged, and filelock removes a damaged one after two seconds
         if owner.hostname == _this_host(self.folder) and not _is_zombie(owner.pid):
             return 0
         whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
@@ -82,7 +83,7 @@ class RunLock:
 
 
 def is_touched(folder: Path) -> bool:
-    """Whether the folder's lock was touched within a lease, so that most likely a process writes there; for display only."""
+    """Whether the folder's lock was refreshed within a lease, so that probably a process writes there; for display only."""
     try:
         return time.time() - (folder / LOCK).stat().st_mtime < LEASE_SECONDS
     except FileNotFoundError:
@@ -100,7 +101,7 @@ def _this_host(folder: Path) -> str:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether a process of this host has ended and only waits for its parent, which filelock takes for alive."""
+    """Whether a process of this host has ended and waits for its parent; filelock takes it for alive."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (OSError, IndexError):

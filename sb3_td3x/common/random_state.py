@@ -1,4 +1,4 @@
-"""The states of random generators: set aside for a moment, or kept in a checkpoint."""
+"""The states of random generators: kept while something else draws, and saved in checkpoints."""
 
 import random
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from gymnasium import spaces
 BIT_GENERATORS = {
     c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
-_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy reads behind the end of its memory for larger ones
+_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # for larger ones numpy reads beyond the end of its memory
 
 
 @contextmanager
 def generators_kept(device: th.device | None = None, seed: int | None = None) -> Iterator[None]:
     """
-    Put the global generators of Python, numpy and torch back as they were: a run does not notice what is drawn inside.
+    Restore the global generators of Python, numpy and torch at the end, so that a run does not depend on what is drawn inside.
 
-    :param device: put this device's generator back too, if it is a CUDA device
-    :param seed: seed them with it first; ``None`` leaves them as they are
+    :param device: if it is a CUDA device, its generator too
+    :param seed: seed them first; ``None`` leaves them as they are
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     of_python, of_numpy = random.getstate(), np.random.get_state()
@@ -41,18 +41,17 @@ def generators_kept(device: th.device | None = None, seed: int | None = None) ->
 
 
 def numpys_and_pythons() -> tuple[Any, ...]:
-    """The states of the two, which can be compared."""
+    """The states of numpy's and Python's global generators, in a form that can be compared."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
 def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
     """
-    Check the state of one of numpy's bit generators, before one is given it.
+    Check a saved ``BitGenerator.state`` of numpy before it is used.
 
-    :param state: what ``BitGenerator.state`` gave
-    :return: the state of a generator that took it
-    :raises ValueError: for what is not such a state, or a position outside the generator's memory, which numpy would follow
+    :return: the state of a generator that accepted it
+    :raises ValueError: for an invalid state, also for a position outside the generator's memory, which numpy does not check
     """
     try:
         name = state["bit_generator"]
@@ -69,11 +68,8 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
     """
-    The states of the generators that a run draws from, except the algorithm's own, which is in the model: of Python, numpy,
-    torch (on the CPU, and on the model's device if that is a CUDA device; others are not initialized) and the action space.
-
-    :param action_space: random actions of the warm-up come from it
-    :param device: the model's
+    The states of the generators that a run draws from: Python's, numpy's, torch's (of the CPU, and of the model's ``device``
+    if it is a CUDA device) and that of the action space. The algorithm's own generator is part of the model.
     """
     return {
         "python": random.getstate(),
@@ -86,15 +82,13 @@ def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
 
 def set_states(saved: dict[str, Any], action_space: spaces.Space, device: th.device) -> list[str]:
     """
-    Continue where the states were taken.
+    Restore what ``get_states`` returned.
 
-    :param saved: from ``get_states``
-    :param device: the model's
     :return: what could not be restored, in words
-    :raises ValueError: or whatever else the libraries raise for invalid states
+    :raises ValueError: for invalid states, or whatever else the libraries raise for them
     """
     of_actions = check_generator_state(saved["action_space"])
-    check_generator_state(saved["numpy"])  # which has two more values: a number drawn in advance
+    check_generator_state(saved["numpy"])  # which also holds a number drawn in advance
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     th.set_rng_state(th.from_numpy(saved["torch"].copy()))

@@ -21,34 +21,33 @@ from sb3_td3x.errors import EnvironmentDiedError
 
 try:
     import ray
-except ImportError:  # said when it is needed: this module can be imported and documented without
+except ImportError:  # an error in the constructor: this module can be imported and documented without Ray
     ray = None  # type: ignore[assignment]
 
 REBUILT = "environment_rebuilt"
-"""In the ``info`` of a step whose environment died and was built anew."""
+"""Key in the ``info`` of a step whose environment died and was rebuilt."""
 CLOSE_TIMEOUT = 10.0
 
 
 class RayVecEnv(VecEnv):
     """
-    Environments in Ray actors. They step as in SB3's ``DummyVecEnv``, number for number, but elsewhere and side by side.
+    Environments in Ray actors, which step in parallel and return the same numbers as in SB3's ``DummyVecEnv``.
 
-    Ray is started if it is not running, and left running: others may use it. An environment that dies raises
-    ``EnvironmentDiedError``, or with ``max_restarts`` is built anew: its episode ends as by a time limit, at the last
-    observation seen and with a reward of 0, ``info["environment_rebuilt"]`` is ``True``, and the run continues.
+    Ray is started if it is not running, and left running. If an environment dies, ``EnvironmentDiedError`` is raised. With
+    ``max_restarts`` the environment is rebuilt instead: its episode ends as by a time limit, at the last observation and with
+    a reward of 0, ``info["environment_rebuilt"]`` is ``True``, and the run continues.
 
     :param env_fns: functions that build one environment each
-    :param envs_per_actor: environments that share an actor, and one message per step; they are rebuilt together
-    :param vec_env_cls: what runs the environments of an actor: SB3's ``DummyVecEnv`` one after the other,
-        ``SubprocVecEnv`` side by side on the actor's machine
-    :param num_cpus: what each actor takes of Ray's count of CPUs, also a fraction. Ray places actors by it, and does not
-        hold them to it
-    :param max_restarts: how often an actor that died is rebuilt; -1: always
-    :param start_timeout: seconds to wait for room in the cluster and for the environments to be built
+    :param envs_per_actor: number of environments that share an actor and one message per step; they are rebuilt together
+    :param vec_env_cls: class that runs the environments of an actor: SB3's ``DummyVecEnv`` in sequence, ``SubprocVecEnv`` in
+        parallel processes on the actor's machine
+    :param num_cpus: CPUs per actor, possibly a fraction, by which Ray places actors. It does not limit what they use
+    :param max_restarts: how often an actor that died is rebuilt; -1 is without limit
+    :param start_timeout: seconds to wait until the cluster has room and the environments are built
     :param actor_options: other options of Ray's actors, such as ``num_gpus``, ``resources``, ``scheduling_strategy`` and
         ``runtime_env``
-    :raises EnvironmentDiedError: if an environment cannot be built; later, if one dies and is not to be rebuilt
-    :raises ValueError: if actors find no room in time
+    :raises EnvironmentDiedError: if an environment cannot be built, or later dies and is not rebuilt
+    :raises ValueError: if the actors have not started in time
     """
 
     def __init__(
@@ -68,14 +67,9 @@ class RayVecEnv(VecEnv):
         self.num_envs = len(env_fns)
         self._per_actor = validation.check_int("envs_per_actor", envs_per_actor, minimum=1)
         self._parts = [slice(start, start + self._per_actor) for start in range(0, self.num_envs, self._per_actor)]
-        # A call that an actor did not survive is made again once the actor is rebuilt; see _Environments.step
-        retries = -1 if max_restarts else 0
-        self._actor_options = {
-            "num_cpus": num_cpus,
-            "max_restarts": max_restarts,
-            "max_task_retries": retries,
-            **(actor_options or {}),
-        }
+        # Ray repeats the call in which an actor died after it has rebuilt the actor; see _Environments.step
+        retries = {"max_restarts": max_restarts, "max_task_retries": -1 if max_restarts else 0}
+        self._actor_options = {"num_cpus": num_cpus, **retries, **(actor_options or {})}
         remote = ray.remote(**self._actor_options)(_Environments)
         registered = _registered()
         makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
@@ -86,7 +80,7 @@ class RayVecEnv(VecEnv):
             observation_space, action_space = self._wait_for_start(start_timeout)
             super().__init__(self.num_envs, observation_space, action_space)
         except BaseException:
-            self._end_actors()  # without asking those that have not started to close
+            self._end_actors()  # `close` would wait for those that have not started
             raise
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -101,10 +95,8 @@ class RayVecEnv(VecEnv):
         return _joined(observations), np.concatenate(rewards), np.concatenate(dones), list(chain(*infos))
 
     def reset(self) -> VecEnvObs:
-        calls = [
-            actor.reset.remote(self._seeds[part], self._options[part])
-            for actor, part in zip(self._actors, self._parts, strict=True)
-        ]
+        parts = zip(self._actors, self._parts, strict=True)
+        calls = [actor.reset.remote(self._seeds[part], self._options[part]) for actor, part in parts]
         observations, reset_infos = zip(*self._get(calls, range(len(self._actors))), strict=True)
         self._reset_seeds()
         self._reset_options()
@@ -115,7 +107,7 @@ class RayVecEnv(VecEnv):
     def close(self) -> None:
         if self._actors and ray.is_initialized():
             closing = [actor.call.options(max_task_retries=0).remote("close", (), {}) for actor in self._actors]
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)  # also of one that died there is an answer
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)  # a dead actor's call is ready too
             self._end_actors()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -148,13 +140,13 @@ class RayVecEnv(VecEnv):
         return self._get([actor.call.remote(_name, args, {}) for actor in self._actors], range(len(self._actors)))
 
     def _each_env(self, _name: str, _indices: VecEnvIndices, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a ``VecEnv``'s method that takes indices, for one environment at a time."""
+        """Call a method of each environment's ``VecEnv`` with the index of that environment alone."""
         places = [divmod(range(self.num_envs)[index], self._per_actor) for index in self._get_indices(_indices)]
         calls = [self._actors[actor].call.remote(_name, args, {**kwargs, "indices": [inner]}) for actor, inner in places]
         return self._get(calls, [actor for actor, _ in places])
 
     def _get(self, calls: list["ray.ObjectRef"], actors: Iterable[int]) -> list[Any]:
-        """The results of calls of these actors."""
+        """The results of one call to each of these actors."""
         try:
             return ray.get(calls)
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
@@ -168,32 +160,32 @@ class RayVecEnv(VecEnv):
         _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
         if late:
             raise ValueError(
-                f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They ask for {self._actor_options}; "
-                f"Ray has {ray.available_resources()} left. Ask for less (num_cpus), add machines, or wait (start_timeout)"
+                f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They need {self._actor_options}; Ray has "
+                f"{ray.available_resources()} left. Lower num_cpus, add machines, or raise start_timeout"
             )
         return self._get(calls, range(len(calls)))[0]
 
     def _explain_rebuilt(self, infos: Sequence[list[dict[str, Any]]], observations: Sequence[VecEnvObs]) -> None:
-        """Add to the ``info`` of environments that were rebuilt what their actors do not know: how the episode ended."""
+        """Add the terminal observation to the ``info`` of rebuilt environments, whose actors do not know it."""
         for actor, now in enumerate(observations):
             if not infos[actor][0].get(REBUILT):
                 continue
             before = self._observations[actor]
             for inner, info in enumerate(infos[actor]):
-                # A run that was resumed inside an episode has shown no observation before
-                info["terminal_observation"] = _one(now if before is None else before, inner)
+                # There is no observation before the first step of a run that was resumed inside an episode
+                info["terminal_observation"] = _observation_of(now if before is None else before, inner)
             which = range(self.num_envs)[self._parts[actor]]
             warnings.warn(f"environment {', '.join(map(str, which))} died and was rebuilt: its episode is cut", stacklevel=4)
 
 
 class _Environments:
-    """What lives in an actor: a ``VecEnv`` of SB3."""
+    """The actor: a ``VecEnv`` of SB3."""
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], vec_env_cls: Callable[..., VecEnv]):
         self.env = vec_env_cls(env_fns)
         copy_terminal_observations(self.env)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of something that Ray itself uses in there
+            warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
             self.lost_episodes = ray.get_runtime_context().was_current_actor_reconstructed
 
     def spaces(self) -> tuple[gym.Space, gym.Space]:
@@ -210,7 +202,7 @@ class _Environments:
             return self.env.reset(), list(self.env.reset_infos)
 
     def step(self, actions: np.ndarray) -> tuple[VecEnvObs, np.ndarray, np.ndarray, list[dict], list[dict]]:
-        """Step; or, if the episodes of these actions died with an earlier process, end them and begin new ones."""
+        """Make a step, or after a restart of the actor end the lost episodes and begin new ones."""
         count = self.env.num_envs
         if self.lost_episodes:
             observations, reset_infos = self.reset([None] * count, [{}] * count)
@@ -223,17 +215,17 @@ class _Environments:
 
 @contextmanager
 def _dying_together(env: VecEnv) -> Iterator[None]:
-    """An actor whose environments have processes of their own ends with the first of them, for Ray to rebuild it."""
+    """End the actor when one of its environments' processes has ended, so that Ray rebuilds it."""
     try:
         with explained_deaths(env):
             yield
     except EnvironmentDiedError as error:
-        logging.getLogger(__name__).error("%s", error)  # Ray shows it where the run was started
+        logging.getLogger(__name__).error("%s", error)  # Ray prints it in the process that runs the training
         os._exit(1)
 
 
 def _registered() -> dict[str, EnvSpec]:
-    """The environments that Gymnasium knows here; in an actor it knows its own only."""
+    """The environments registered in this process; actors only know those of Gymnasium."""
     return {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("gymnasium.")}
 
 
@@ -248,7 +240,7 @@ def _has_no_result(call: "ray.ObjectRef") -> bool:
         ray.get(call)
     except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
         return True
-    except Exception:  # the environment's own error is a result
+    except Exception:  # an error of the environment is a result
         return False
     return False
 
@@ -262,7 +254,7 @@ def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:
     return np.concatenate(observations)  # type: ignore[arg-type]
 
 
-def _one(observations: VecEnvObs, index: int) -> Any:
+def _observation_of(observations: VecEnvObs, index: int) -> Any:
     if isinstance(observations, dict):
         return {key: part[index] for key, part in observations.items()}
     if isinstance(observations, tuple):

@@ -1,8 +1,7 @@
 """What SB3's replay buffers do not check: whether they fit the model, and whether a transition can be learned from."""
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -25,30 +24,21 @@ MAX_REWARD = 1e15
 """Values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32."""
 
 
-def stored_transitions(buffer: ReplayBuffer) -> int:
-    """Number of transitions in the buffer, over all environments."""
-    return buffer.size() * buffer.n_envs
-
-
 def sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
 ) -> ReplayBufferSamples:
     """``buffer.sample`` without SB3's second copy (indexing makes one), with a check of the rewards of hindsight goals."""
-    if type(buffer).to_torch is BaseBuffer.to_torch and "to_torch" not in vars(buffer):
-        buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
-        try:
-            batch = buffer.sample(batch_size, env=normalization)
-        finally:
-            del buffer.to_torch
-    else:
+    copies_twice = type(buffer).to_torch is BaseBuffer.to_torch and "to_torch" not in vars(buffer)
+    if copies_twice:
+        buffer.to_torch = partial(th.as_tensor, device=buffer.device)  # type: ignore[method-assign]
+    try:
         batch = buffer.sample(batch_size, env=normalization)
-    if isinstance(buffer, HerReplayBuffer):  # it has just computed them; all others were checked when they were stored
+    finally:
+        if copies_twice:
+            del buffer.to_torch
+    if isinstance(buffer, HerReplayBuffer):  # which has just computed them; all others were checked when they were stored
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
-
-
-def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
-    return th.as_tensor(array, device=device)
 
 
 def can_sample(buffer: ReplayBuffer) -> bool:
@@ -60,7 +50,7 @@ def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> N
     """
     End unfinished episodes that will not continue, as a time limit does.
 
-    Otherwise n-step returns, hindsight goals and (with ``optimize_memory_usage``) next observations would come from the
+    Otherwise n-step returns, hindsight goals and (with ``optimize_memory_usage``) next observations would reach into the
     episode that follows.
 
     :param envs: ``(n_envs,)``, true where the episode will not continue; ``None`` for all
@@ -91,10 +81,7 @@ def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_spac
     if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
         raise ValueError(f"the replay buffer gives {buffer_steps}-step returns, the model has n_steps={n_steps}")
     if buffer.n_envs != n_envs:
-        raise ValueError(
-            f"the replay buffer holds transitions of {buffer.n_envs} parallel environments, but the model has "
-            f"{n_envs}: load the model with an environment of {buffer.n_envs}, or start with an empty buffer"
-        )
+        raise ValueError(f"the replay buffer is of {buffer.n_envs} parallel environments, but the model has {n_envs}")
     for name, space in (("observation", observation_space), ("action", action_space)):
         if (stored_space := getattr(buffer, f"{name}_space")) != space:
             raise ValueError(f"the replay buffer's {name} space {stored_space} is not the model's {space}")
@@ -124,13 +111,9 @@ def require_stored_as_seen(env: VecEnv) -> None:
     normalization = unwrap_vec_normalize(env)
     if normalization is None or normalization.observation_space == env.observation_space:
         return
-    outer_wrappers = []
-    while env is not normalization:
-        outer_wrappers.append(type(env).__name__)
-        env = env.venv  # type: ignore[attr-defined]
     raise ValueError(
-        f"{' and '.join(outer_wrappers)} around VecNormalize changes observations, but the replay buffer stores those before "
-        "the change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
+        f"{type(env).__name__} around VecNormalize changes observations, but the replay buffer stores those before the "
+        "change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
     )
 
 
@@ -142,27 +125,21 @@ def running_statistics(env: VecNormalize) -> list[RunningMeanStd]:
 
 
 class KeptStatistics:
-    """``VecNormalize``'s statistics at the last good step, because a NaN would stay in them."""
+    """The statistics of ``VecNormalize`` after the last good step, because a NaN that is counted stays in them."""
 
     def __init__(self, env: VecNormalize | None):
-        self.env = env
+        self._env = env
         self.keep()
 
     def keep(self) -> None:
         """Keep the present ones. ``VecNormalize`` replaces their arrays and does not write into them."""
-        moments = [] if self.env is None else running_statistics(self.env)
-        self._kept = [(moment, moment.mean, moment.var, moment.count) for moment in moments]
+        statistics = [] if self._env is None else running_statistics(self._env)
+        self._kept = [(moments, moments.mean, moments.var, moments.count) for moments in statistics]
 
-    @contextmanager
-    def kept_if_finite(self) -> Iterator[None]:
-        """Restore the statistics if what is checked in this context, and has already been counted, is not finite."""
-        try:
-            yield
-        except NonFiniteError:
-            for moment, mean, var, count in self._kept:
-                moment.mean, moment.var, moment.count = mean, var, count
-            raise
-        self.keep()
+    def restore(self) -> None:
+        """Set the statistics to the kept ones."""
+        for moments, mean, var, count in self._kept:
+            moments.mean, moments.var, moments.count = mean, var, count
 
 
 def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
@@ -170,7 +147,7 @@ def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str
     if isinstance(observation, Mapping):
         for key, array in observation.items():
             require_finite(array, f"{name}[{key!r}]", when)
-    # Faster than `np.isfinite(array).all()` on small arrays, three times per step
+    # On small arrays faster than `np.isfinite(array).all()`
     elif (array := np.asarray(observation)).dtype.kind == "f" and not np.logical_and.reduce(np.isfinite(array), axis=None):
         raise NonFiniteError(name, when)
 

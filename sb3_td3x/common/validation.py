@@ -12,11 +12,7 @@ LARGEST_EXACT_INT = 2**53  # up to here each integer is a float of its own
 
 
 def parse_yaml_scalar(value: Any) -> Any:
-    """
-    What the author of a YAML file means, at any depth of lists and mappings.
-
-    ``1e5``, which is text in YAML 1.1, becomes a number, and ``None`` becomes ``None``.
-    """
+    """Values of a YAML file at any depth, where ``1e5`` and ``None``, which are texts in YAML 1.1, become what they say."""
     if isinstance(value, dict):
         return {key: parse_yaml_scalar(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -33,7 +29,7 @@ def parse_yaml_scalar(value: Any) -> Any:
 
 
 def check_float(name: str, value: Any) -> float:
-    """``value`` as a finite ``float``; raises ``ValueError`` for anything else."""
+    """``value`` as a finite ``float``. Like all checks here it raises ``ValueError`` for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -44,15 +40,7 @@ def check_float(name: str, value: Any) -> float:
 
 
 def check_int(name: str, value: Any, minimum: int, *, or_auto: bool = False) -> Any:
-    """
-    ``value`` as an ``int``. A float without a fraction counts as an integer, so ``1e6`` works.
-
-    :param name: name of the setting, for the error
-    :param value: a number
-    :param minimum: the smallest value allowed
-    :param or_auto: also accept ``"auto"``, which is returned as it is
-    :raises ValueError: for a fraction, a value below ``minimum``, or anything that is not a number
-    """
+    """``value`` as an ``int`` of at least ``minimum``; ``1e6`` is accepted, and with ``or_auto`` also ``"auto"``."""
     if or_auto and isinstance(value, str):
         if value != AUTO:
             raise ValueError(f'{name} must be a whole number or "{AUTO}", not {value!r}')

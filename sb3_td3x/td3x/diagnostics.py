@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x.common.random_state import generators_kept
-from sb3_td3x.common.transitions import can_sample, sample, stored_transitions
+from sb3_td3x.common.transitions import can_sample, sample
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
@@ -29,7 +29,7 @@ SATURATED = 0.99
 
 def record(model: "TD3X") -> None:
     """Record the diagnostics for the log line that is about to be written."""
-    model.logger.record("train/replay_size", stored_transitions(model.replay_buffer))
+    model.logger.record("train/replay_size", model.replay_buffer.size() * model.n_envs)
     std = noise_std(model.action_noise)
     if std is not None:
         model.logger.record("rollout/action_noise_std", std)

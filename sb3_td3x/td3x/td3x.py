@@ -59,7 +59,7 @@ NOT_SAVED = (
     "_loading", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_matrix_kernels",
     "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
-"""Attributes that are made anew when they are needed."""
+"""Attributes that are created again when they are needed."""
 
 
 @contextmanager
@@ -103,8 +103,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param train_freq: train after this many steps, or ``(n, "step")``, or ``(n, "episode")`` with one environment
     :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
     :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action space scaled to
-        [-1, 1]; ``(first, last, steps)`` goes linearly from first to last over that many environment steps; an SB3
-        ``ActionNoise`` is used as it is; ``None`` is no noise
+        [-1, 1]; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
     :param replay_buffer_class: ``None`` chooses by ``n_steps``, ``prioritization`` and the observation space
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: store each observation once; needs
@@ -148,15 +147,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
-    _replay_buffer_is_automatic: bool | None = False  # `None` for a saved model that does not say
+    _replay_buffer_is_automatic: bool | None = False  # `None` for a file of SB3, which does not say
     _checked_settings: list[Any] | None = None  # at the last check; `None` before the model is built
     _is_refilling = False  # while the replay buffer holds too little to train on
-    _loading = False  # while `load` rebuilds a model: its seed has been used already
+    _loading = False  # while `load` rebuilds a model, which must not be seeded again
     _last_batch: ReplayBufferSamples | None = None
-    _pace = 0.0, 0, 0  # when the log was last written, and the environment steps and updates until then
+    _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
-    _matrix_kernels: str | None = None  # those of the run that is resumed; None chooses by the processor
     _updater_made_for: tuple[Any, ...] | None = None
+    _matrix_kernels: str | None = None  # those of a resumed run; `None` chooses by the processor
 
     def __init__(
         self,
@@ -214,15 +213,14 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         self.qf_learning_rate, self.max_grad_norm = qf_learning_rate, max_grad_norm
         self.prioritization = prioritization
-        self._updates_since_load = 0  # what accelerate="auto" counts: kept in checkpoints and copies, not in saved models
+        self._updates_since_load = 0  # counted by accelerate="auto"; in checkpoints and copies, not in saved models
         self.format_version = model_zip.FORMAT_VERSION
         self._replay_buffer_is_automatic = False
-        # Noise of the target actions; its state is part of saved models
-        self.noise_generator = th.Generator()
+        self.noise_generator = th.Generator()  # of the target actions; its state is part of saved models
 
         if _init_setup_model:
             self._setup_model()
-            # What cannot run is refused now, not when training starts
+            # Refuse now what would fail when training starts
             update_path(self.accelerate, self.policy)
             require_supported(self.precision, self.device)
 
@@ -250,12 +248,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             presets.require_wrapped(vec_env := cls._wrap_env(env), entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         if vec_env.num_envs > 1:
-            arguments["gradient_steps"] = -1  # one update per environment step, as with one environment
+            arguments["gradient_steps"] = -1  # one update per environment step
         if entry["policy"] == "MlpPolicy" and policy is None:
             policy = policies.name_for(vec_env.observation_space)
         return cls(policy or entry["policy"], vec_env, **{**arguments, **changes})
 
-    # The networks are looked up in the policy, so that they stay right when it is replaced
+    # Properties, so that they stay right when the policy is replaced
     actor: Actor = _in_policy("actor")
     actor_target: Actor = _in_policy("actor_target")
     critic: ContinuousCritic = _in_policy("critic")
@@ -272,7 +270,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     @learning_starts.setter
     def learning_starts(self, request: LearningStarts) -> None:
-        # The number keeps SB3's name in the saved model, so that SB3 reads it
+        # The resolved number has SB3's name, so that SB3 reads it from a saved model
         self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request)
         self._learning_starts_request = request
 
@@ -304,7 +302,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
         exploration.check_action_bounds(self.action_space)  # type: ignore[arg-type]
         self._choose_classes()
-        self.action_noise = self.action_noise  # resolved, now that a loaded model has its action space too
+        self.action_noise = self.action_noise  # resolves it: a loaded model has its action space only now
         policy_kwargs = self.policy_kwargs
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
@@ -323,15 +321,17 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
         check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         transitions.require_known_goals(self.replay_buffer_kwargs)
-        # An automatic choice is made again, so that `load(path, n_steps=1)` takes effect
+        # An automatic choice is repeated, so that `load(path, n_steps=1)` takes effect
         is_automatic = self._replay_buffer_is_automatic
-        if is_automatic is None:  # only SB3 itself writes the model's own `n_steps` into the arguments of a buffer
-            is_automatic = self.replay_buffer_kwargs.get("n_steps") == self.n_steps > 1
-            is_automatic = is_automatic and self.replay_buffer_class is NStepReplayBuffer
+        if is_automatic is None:  # SB3 writes the model's `n_steps` into the arguments of a buffer that it has chosen
+            is_automatic = self.replay_buffer_class is NStepReplayBuffer and (
+                self.replay_buffer_kwargs.get("n_steps") == self.n_steps > 1
+            )
         if is_automatic and self.replay_buffer_class in transitions.AUTOMATIC_CLASSES:
             self.replay_buffer_class = None
-            given = self.replay_buffer_kwargs
-            self.replay_buffer_kwargs = {name: given[name] for name in given if name not in ("n_steps", "gamma")}
+            self.replay_buffer_kwargs = {
+                name: value for name, value in self.replay_buffer_kwargs.items() if name not in ("n_steps", "gamma")
+            }
         self._replay_buffer_is_automatic = self.replay_buffer_class is None
         self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
@@ -412,15 +412,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if reset_num_timesteps or self.num_timesteps == 0:
             request = self._learning_starts_request
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
-        self.replay_buffer.device = self.device  # a copy or a pickle of the model has left it on the host
+        self.replay_buffer.device = self.device  # which copies and pickles of a model do not set
         self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
         self._count_observations()
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        # A model loaded without its buffer continues past `learning_starts`, where SB3 would train on one transition. And an
-        # automatic number of steps may end before the first episode does, which hindsight replay waits for
+        # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
+        # first episode, which hindsight replay needs, may not have ended
         self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
         if self._must_refill() and self.num_timesteps >= self.learning_starts:
-            self.logger.log(f"Filling the replay buffer again: no update before {self._updates_start_at()} transitions")
+            self.logger.log(f"Refilling the replay buffer: no updates before {self._updates_start_at()} transitions")
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
@@ -430,11 +430,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         super()._take_over_reset()
         first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         try:
-            with self._statistics.kept_if_finite():
-                transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+            transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
         except NonFiniteError:
-            self._last_obs = None  # otherwise the next `learn` would not reset
+            self._statistics.restore()
+            self._last_obs = None  # so that the next `learn` resets the environments
             raise
+        self._statistics.keep()
 
     def _count_observations(self) -> None:
         """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
@@ -443,7 +444,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        """Not below 0, as it is in SB3 when the last rollout goes past the end: a schedule may be negative there."""
+        """As SB3's, but not below 0 where the last rollout passes the end: a schedule may be negative there."""
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
@@ -458,8 +459,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     ) -> None:
         normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
         if normalization is None or not self._is_env_used_by_others():
-            with self._statistics.kept_if_finite():
+            try:
                 transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
+            except NonFiniteError:
+                self._statistics.restore()
+                raise
+            self._statistics.keep()
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
@@ -469,12 +474,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         Make updates of the critics, and every ``policy_delay``-th time also of the actor and the target networks.
 
-        Nothing is updated while a model that was loaded without its replay buffer refills it.
+        There are no updates while a model that was loaded without its replay buffer refills it.
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update
         :raises ValueError: for a setting edited to an invalid value
-        :raises NonFiniteError: naming the loss and the update; that update and later ones change nothing
+        :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -483,7 +488,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._update_learning_rates()
         self._count_observations()
         if isinstance(self.replay_buffer, NStepReplayBuffer):
-            self.replay_buffer.gamma = self.gamma  # a return has one discount, the model's
+            self.replay_buffer.gamma = self.gamma
         settings, updater, losses = self._update_settings(), self._get_updater(), []
         try:
             with updater.running(self.batch_size, self._updates_since_load):
@@ -506,14 +511,11 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _must_refill(self) -> bool:
         """Whether the replay buffer holds too few transitions to train on, as after loading a model without its buffer."""
         if self._is_refilling:
-            stored, needed = transitions.stored_transitions(self.replay_buffer), self._updates_start_at()
+            stored, needed = self.replay_buffer.size() * self.n_envs, self._updates_start_at()
             self._is_refilling = stored < needed or not transitions.can_sample(self.replay_buffer)
             if self._is_refilling and stored >= 10 * needed:
-                warnings.warn(
-                    "nothing is learned yet: HerReplayBuffer draws from episodes that have ended, and none has. Give the "
-                    "environment a time limit (max_episode_steps)",
-                    stacklevel=2,
-                )
+                problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
+                warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)
         return self._is_refilling
 
     def _updates_start_at(self) -> int:
@@ -546,7 +548,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
 
     def _get_updater(self) -> Updater:
-        """The object that makes the updates; a new one after the policy or a setting that it was made for has changed."""
+        """The object that makes the updates, a new one if the policy or a setting that it was made for has changed."""
         made_for = (self.policy, self.accelerate, self.precision, self._matrix_kernels)
         if self._updater is None or self._updater_made_for != made_for:
             self._updater = Updater(*made_for, announce=lambda line: self.logger.log(line))
@@ -560,12 +562,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
-        Seed python, numpy, torch, the action space, the environment and the target noise.
+        Seed Python, numpy, torch, the action space, the environment and the target noise.
 
-        :param seed: ``None`` leaves all but the target noise as they are; that then follows torch's global generator
+        :param seed: ``None`` seeds the target noise alone, from torch's global generator
         """
         if self._loading:
-            if self.device.type == "cuda" and self.seed is not None:  # what SB3's seeding does beside the generators
+            if self.device.type == "cuda" and self.seed is not None:  # SB3's seeding sets these too
                 th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
             return
         super().set_random_seed(seed)
@@ -578,7 +580,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.noise_generator.manual_seed(seed)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Continue with another environment, as in SB3. Hindsight replay then asks it for the rewards of its goals."""
+        """Continue with another environment, as in SB3. Hindsight replay then computes the rewards of its goals with it."""
         super().set_env(env, force_reset)
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env
@@ -599,7 +601,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         Load a model saved by TD3X or by SB3's ``TD3``.
 
-        The random generators of python, numpy and torch are left as they are, unless ``seed`` is given.
+        The random generators of Python, numpy and torch are left as they are, unless ``seed`` is given.
 
         :param path: the file
         :param env: the environment to continue with, of any number of environments
@@ -610,7 +612,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors and
             known classes are read, and ``custom_objects`` has to replace everything else
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
-        :return: the model; called on an object, that one stays as it is
+        :return: a new model, also when called on an object
         :raises UntrustedModelError: without ``trust``, naming the attribute that needs code and the ways to load it
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
@@ -646,10 +648,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         device: th.device | str = "auto",
     ) -> None:
         """
-        Take networks and optimizers from a saved model or from ``get_parameters``. All of them fit, or none is taken.
+        Load networks and optimizers from a saved model or from ``get_parameters``; if one does not fit, none is changed.
 
         :param load_path_or_dict: a saved model, or state dicts by name
-        :param exact_match: refuse if a network, an optimizer or one of their tensors is missing; ``False`` takes what is given
+        :param exact_match: refuse if a network, an optimizer or one of their tensors is missing
         :param device: where the tensors of a saved model are put
         :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
         :raises ValueError: for a name that the model does not have, or one that is missing
@@ -668,7 +670,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises UntrustedModelError: without ``trust``, for a buffer of an unknown class or with objects of other classes
         :raises ModelFileError: for a damaged file
         :raises ValueError: for a buffer of another number of environments, other spaces, other n-step returns, or priorities
-            that do not go with ``prioritization``. After any error the model has the buffer that it had
+            that do not fit ``prioritization``. After any error the model keeps its buffer
         """
         loaded = read_buffer(path, trust)
         n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
@@ -685,16 +687,16 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """
-        Write what ``predict`` does as one ONNX graph, from raw observations to actions of the environment.
+        Export ``predict`` as one ONNX graph, from raw observations to actions of the environment.
 
-        Inputs are called ``observation``, or as the keys of a Dict observation; the output is ``action`` (``chosen_action``
-        where a key has that name). All have a batch axis of any size. The graph computes the same actions as ``predict``
-        within 1e-5 of half the action's range; this is checked before the file is written.
+        Inputs are named ``observation``, or as the keys of a Dict observation; the output is ``action`` (``chosen_action``
+        if a key has that name). All have a batch axis of any size. The graph gives the actions of ``predict`` within 1e-5 of
+        half their range, which is checked before the file is written.
 
         :param path: the file to write, usually ``.onnx``
         :param env: its ``VecNormalize`` and ``VecTransposeImage`` become part of the graph; ``None`` is the model's own. A
-            model without an environment takes observations as its ``observation_space`` says, normalized already.
-            Gymnasium's wrappers and ``VecFrameStack`` stay outside: the graph takes what they give
+            model without an environment takes the normalized observations of its ``observation_space``. Gymnasium's wrappers
+            and ``VecFrameStack`` are not part of the graph, which takes their observations
         :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
             wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
         :raises FileNotFoundError: if the folder of ``path`` does not exist
@@ -708,13 +710,13 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return ["policy", "actor.optimizer", "critic.optimizer"], []
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the compiled programs, which are made again when needed."""
+        """For pickle and ``deepcopy``: without the compiled programs."""
         return {**self.__dict__, "_updater": None, "_updater_made_for": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._vec_normalize_env is not None and self._vec_normalize_env.venv is None:
-            self.env = None  # SB3 copies its statistics, which `predict` and `train` need, but not what it wraps
+            self.env = None  # SB3 copies the statistics of VecNormalize, but not the environments that it wraps
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env
 

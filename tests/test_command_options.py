@@ -128,7 +128,8 @@ def test_wrong_settings_are_answered_before_torch_is_imported(tmp_path):
     wrong = [
         "train --env CartPole-v1", "train --env Pendulm-v1", "train --env Pendulum-v1 --device gpu",
         "train --env Pendulum-v1 --set batch_size=0", "train --env Pendulum-v1 --set bach_size=1",
-        "train --env Pendulum-v1 --set policy_kwargs.activation_fn=os.system", "train --env Pendulum-v1 --preset best",
+        "train --env Pendulum-v1 --set policy_kwargs.activation_fn=os.system",
+        "train --env Pendulum-v1 --set policy_kwargs.net_arch=[64,0]", "train --env Pendulum-v1 --preset best",
         "train --env Pendulum-v1 --eval-episodes 0", "train --env Pendulum-v1 --env-kwargs weight:5",
         "train --resume nowhere", "eval nowhere", "study study.yml",
     ]  # fmt: skip

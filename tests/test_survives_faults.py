@@ -130,6 +130,20 @@ def fail_after(monkeypatch, number):
     monkeypatch.setattr(files, "flush", failing)
 
 
+def test_a_save_that_failed_is_still_due(tmp_path, monkeypatch):
+    saving = TD3XCheckpointCallback(20, tmp_path)
+    learner = model(seeded()).learn(20, saving)
+    before = saving._due_at, saving._saved_at
+    with monkeypatch.context() as patch:
+        fail_after(patch, 1)
+        with pytest.raises(CheckpointError, match="No space left"):
+            learner.learn(20, saving, reset_num_timesteps=False)
+    assert (saving._due_at, saving._saved_at) != before
+    assert saving._due_at is not None
+    learner.learn(1, saving, reset_num_timesteps=False)
+    assert 40 in [checkpoint.steps for checkpoint in Store(tmp_path).checkpoints()]
+
+
 def test_a_power_failure_takes_no_name_of_a_new_folder(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(files, "flush", lambda path, really=files.flush: flushed.append(path) or really(path))

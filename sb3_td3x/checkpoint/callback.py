@@ -113,19 +113,23 @@ class TD3XCheckpointCallback(CheckpointCallback):
         return bool(not self._waits or at_start or waited + until_next >= self.save_freq)
 
     def _save(self) -> None:
-        self._due_at = None
+        before, self._due_at = (self._due_at, self._saved_at), None
         if self._saved_at == self.model.num_timesteps:
             return
         self._saved_at = self.model.num_timesteps
-        if self.lock is not None:
-            self.lock.require_ours()
-        self.last = save_run(
-            self.model,
-            self.save_path,
-            self._callbacks,
-            keep_last=self.keep_last,
-            name_prefix=self.name_prefix,
-            with_replay_buffer=self.save_replay_buffer,
-        )
+        try:
+            if self.lock is not None:
+                self.lock.require_ours()
+            self.last = save_run(
+                self.model,
+                self.save_path,
+                self._callbacks,
+                keep_last=self.keep_last,
+                name_prefix=self.name_prefix,
+                with_replay_buffer=self.save_replay_buffer,
+            )
+        except BaseException:
+            self._due_at, self._saved_at = before  # the checkpoint would have held the new values; this save is still due
+            raise
         if self.verbose >= 2:
             print(f"Saved the run to {self.last.path}")  # noqa: T201  # as SB3's callbacks do

@@ -125,6 +125,17 @@ def check_dropped_quantiles(dropped: Any, n_quantiles: int) -> int:
     return dropped
 
 
+def check_net_arch(name: str, net_arch: Any) -> Any:
+    """Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice."""
+    if net_arch is None:
+        return None
+    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
+        return {network: check_net_arch(name, sizes or []) for network, sizes in net_arch.items()}
+    if not isinstance(net_arch, (list, tuple)):
+        raise ValueError(f"{name} must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
+    return [check_int(f"a size in {name}", size, minimum=1) for size in net_arch]
+
+
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -153,6 +164,13 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prioritization": partial(check_choice, choices=(None, "lap")),
 }
 """The check of each setting of ``TD3X``. It returns the value in its own type, or raises ``ValueError``."""
+
+POLICY_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "net_arch": check_net_arch,
+    "n_critics": partial(check_int, minimum=1),
+    "normalize_observations": check_bool,
+}
+"""The checks of those ``policy_kwargs`` that need neither spaces nor torch."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ import yaml
 
 from sb3_td3x.common.validation import (
     CHECKS,
+    POLICY_CHECKS,
     check_bool,
     check_float,
     check_positive,
@@ -162,6 +163,8 @@ def check(entry: Mapping[str, Any]) -> None:
         for key, value in _mapping(name, entry.get(name)).items():
             if key in CLASSES:
                 _require_listed(key, value)
+            elif name == "policy_kwargs" and key in POLICY_CHECKS:
+                POLICY_CHECKS[key](key, value)
     for name, _ in _wrappers(entry.get("env_wrapper")):
         _require_listed("env_wrapper", name)
     check_normalize(entry.get("normalize"))

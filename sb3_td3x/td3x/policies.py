@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x.common.validation import AUTO, check_bool, check_int, did_you_mean
+from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, check_bool, check_int, check_net_arch, did_you_mean
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
 from sb3_td3x.td3x.critics import QuantileCritic
@@ -109,7 +109,7 @@ class TD3XPolicy(sb3.TD3Policy):
             observation_space,
             action_space,
             lr_schedule,
-            check_net_arch(net_arch),
+            check_net_arch("net_arch", net_arch),
             activation_fn,
             features_extractor_class or self.default_features_extractor,
             features_extractor_kwargs,
@@ -257,8 +257,8 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
     _check_names_and_classes(policy_class, policy_kwargs)
     if issubclass(policy_class, TD3XPolicy):
-        check_bool("normalize_observations", policy_kwargs.get("normalize_observations", False))
-        check_net_arch(policy_kwargs.get("net_arch"))
+        for name in POLICY_CHECKS.keys() & policy_kwargs.keys():
+            POLICY_CHECKS[name](name, policy_kwargs[name])
     if policy_kwargs.get("optimizer_kwargs"):
         policy_kwargs = {**policy_kwargs, "optimizer_kwargs": _to_python(policy_kwargs["optimizer_kwargs"])}
     if n_quantiles == 1:
@@ -290,17 +290,6 @@ def _to_python(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(_to_python, value))
     return value.item() if isinstance(value, np.generic) else value
-
-
-def check_net_arch(net_arch: Any) -> Any:
-    """Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice."""
-    if net_arch is None:
-        return None
-    if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
-        return {network: check_net_arch(sizes or []) for network, sizes in net_arch.items()}
-    if not isinstance(net_arch, (list, tuple)):
-        raise ValueError(f"net_arch must be a list of layer sizes, or such lists as pi and qf, not {net_arch!r}")
-    return [check_int("a size in net_arch", size, minimum=1) for size in net_arch]
 
 
 def require_fit(policy: BasePolicy, n_quantiles: int) -> None:

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _can_be_fixed(error: Exception) -> bool:
-    """By the user: bad input, too little memory, a place that cannot be written, a simulator that is not installed."""
+    """Whether the user can: bad input, too little memory, a folder that is not writable, a missing simulator."""
     gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
     if isinstance(error, MemoryError) or (gymnasium and isinstance(error, gymnasium.error.DependencyNotInstalled)):
         return True
@@ -65,7 +65,7 @@ def _can_be_fixed(error: Exception) -> bool:
 
 
 def _is_of(env_class: type, error: Exception) -> bool:
-    """Whether an environment's own code raised it. Wrappers write files and refuse input, as the rest of a library does."""
+    """Whether an environment's own code raised an error; errors of wrappers are about input and files, as a library's are."""
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     environments = [caller for caller in callers if isinstance(caller, env_class)]
     return bool(environments) and not type(environments[-1]).__module__.startswith(LIBRARIES_OF_WRAPPERS)
@@ -75,7 +75,7 @@ def fail(error: Exception) -> int:
     """Print an error as one line; return the exit code."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
-        path = Path(error.filename)  # of a hidden file, which is a partial one of ours, the folder is named
+        path = Path(error.filename)  # a hidden file is a temporary one of ours
         text = f"{path.parent if path.name.startswith('.') else path} cannot be read or written: {error.strerror}"
     print(escaped("error: " + " ".join(text.split())), file=sys.stderr)  # noqa: T201
     return 2

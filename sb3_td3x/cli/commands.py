@@ -29,7 +29,7 @@ class XAxis(str, Enum):
 
 
 def _opened(run: Path) -> "RunDir":
-    """A run's folder, before torch is imported: a wrong one is reported at once."""
+    """Open a run's folder before torch is imported, so that an error appears at once."""
     from sb3_td3x.results.run_dir import RunDir
 
     return RunDir.open(run)

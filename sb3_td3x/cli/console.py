@@ -1,4 +1,4 @@
-"""What the command prints: one place, because names and texts may come from untrusted files."""
+"""The command's console: names and texts that it prints may come from untrusted files."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a training run shows while it goes: its progress, the algorithm's messages, and trackers."""
+"""What a training run shows: its progress, the algorithm's messages, and values in an experiment tracker."""
 
 import threading
 import time

@@ -84,7 +84,7 @@ def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> 
 
 
 def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
-    """What the study came to; exit code 1 unless every run is finished."""
+    """Print the result of the study; exit code 1 unless every run is finished."""
     for outcome in table.outcomes.values():
         if outcome.error:
             console.print(f"{outcome.run.name} failed: {outcome.error}")
@@ -98,10 +98,10 @@ def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
 
 class RunsTable:
     """
-    The runs of a study and how far they are.
+    The progress of a study's runs.
 
-    :param runs: all of them
-    :param folder: where they write
+    :param runs: all runs of the study
+    :param folder: the study's folder, which the progress is read from
     """
 
     def __init__(self, runs: "list[StudyRun]", folder: "StudyFolder"):
@@ -132,7 +132,7 @@ class RunsTable:
         return f"{outcome.run.name}: {current.state} at {current.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
 
     def render(self) -> Table:
-        """Those that are running first: a study may have more runs than a terminal has lines."""
+        """The table, with running runs first: a study may have more runs than a terminal has lines."""
         from sb3_td3x.results.scores import score_text
 
         states = {run: self.progress(run) for run in self.runs}

@@ -27,7 +27,7 @@ METRICS = "train_eval_metrics.zip"
 
 
 def model_name(env_id: str) -> str:
-    """``{algorithm}-{environment}``, the name that the SB3 family gives to a saved model and to its repository."""
+    """``{algorithm}-{environment}``, as huggingface_sb3 and rl-zoo3 name a saved model and its repository."""
     return f"{ALGORITHM}-{file_name(env_id.rpartition(':')[2])}"
 
 
@@ -104,7 +104,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
         is_public = private and not api.repo_info(repo_id).private  # an existing repository keeps its visibility
         if not is_public:
             api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
-    except Exception as error:  # the errors of huggingface_hub, of its HTTP library and of the system have no common class
+    except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
         needs = "a connection and a token with write access (hf auth login, or the variable HF_TOKEN)"
         raise ValueError(f"{repo_id} cannot be uploaded: {error}. It needs {needs}") from error
     if is_public:
@@ -147,7 +147,7 @@ def pull(repo_id: str, out: Path) -> RunDir:
 
 def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -> str:
     """
-    The model card: the family's metadata, then what a reader needs to use the model and to train it again.
+    The model card: the metadata of SB3's models on the Hub, then how to use the model and how to train it again.
 
     :param returns: of the evaluation, ``(episodes,)``
     :param is_safe: whether the model loads without trust

@@ -22,7 +22,7 @@ STROKES = ("solid", "dashed", "dotted", "dashdot")
 """One for each round of the colors."""
 INK, MUTED = "#22262b", "#6b7178"
 STYLE: Any = {
-    "text.color": INK, "text.parse_math": False,  # names are text, whoever gave them
+    "text.color": INK, "text.parse_math": False,  # a name with a $ is no formula
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "axes.facecolor": "none",
     "axes.titlelocation": "left", "axes.titlesize": 10.5, "axes.titlepad": 9, "axes.labelsize": 9.5,
     "axes.linewidth": 0.7, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,

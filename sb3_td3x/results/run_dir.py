@@ -135,7 +135,7 @@ class RunDir:
             return False
 
     def clear(self) -> None:
-        """Remove what a run has written; the arguments last, because they tell that the other files are a run's."""
+        """Remove what a run has written; the arguments last, because they mark the other files as a run's."""
         if not self._is_ours():
             return
         for partial in self.checkpoints.glob(".*_steps*.partial"):

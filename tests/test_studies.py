@@ -19,7 +19,7 @@ from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import Progress, StudyFolder, progress
 from sb3_td3x.runs.study.runners import Outcome
 from tests.commands import stop_after
-from tests.studies import SHORT, made, resumed_at, saved_steps, study
+from tests.studies import SHORT, made, saved_steps, study
 
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
 
@@ -248,14 +248,6 @@ class TestResuming:
         assert "args.yml cannot be read" in outcomes[1].error
         assert outcomes[2].is_finished
 
-    def test_other_files_in_the_folder_are_left_alone(self, tmp_path):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        precious = StudyFolder.at(tmp_path).run(run) / "thesis.txt"
-        precious.parent.mkdir(parents=True)
-        precious.write_text("years of work")
-        assert "holds other files than a run's" in made(runs, tmp_path)[run.name].error
-        assert precious.read_text() == "years of work"
-
     def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         stop_after(monkeypatch, 120)
@@ -301,15 +293,6 @@ class TestOnly:
         assert folder.is_finished(second)
         assert not folder.run(first).exists()
         assert (folder.run(second) / "output.log").read_text().count("at step 0 of 250") == 1
-
-    def test_that_is_stopped_is_resumed_by_the_same_command(self, tmp_path, monkeypatch, called):
-        (run,) = study(tmp_path / "s.yml", seeds=[0])
-        command = ("study", tmp_path / "s.yml", "--only", 0, "--out", tmp_path)
-        with monkeypatch.context() as patch:
-            stop_after(patch, 120)
-            assert called(*command)[0] == 1
-        assert called(*command)[0] == 0
-        assert resumed_at(tmp_path, run) == [120]
 
     def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, called):
         study(tmp_path / "s.yml")

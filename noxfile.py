@@ -1,7 +1,7 @@
 """
 The tests under each supported Python, and with the oldest dependencies that pyproject.toml allows.
 
-`nox` runs all sessions whose Python is there, `nox -s tests-3.12` one, `nox -s oldest -- tests/test_rule_by_hand.py` a part.
+`nox` runs all sessions whose Python is there, `nox -s tests-3.12` one, `nox -s oldest -- tests/test_losses_by_hand.py` a part.
 """
 
 import re

@@ -87,7 +87,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
 
 
 @pytest.mark.parametrize("option", [["--net", "wide"], ["--net", "8,0"], ["--device", "tpu"]])
-def test_nonsense_is_refused_before_anything_is_measured(option):
+def test_an_invalid_option_is_refused_before_anything_is_measured(option):
     result = CliRunner().invoke(cli.app, ["bench", *option])
     assert isinstance(result.exception, ValueError)
     assert result.output == ""

@@ -57,7 +57,7 @@ class TestOptions:
         assert code == 2
         assert complaint in printed
 
-    def test_a_preset_may_be_a_file_of_ones_own(self, heard, tmp_path):
+    def test_a_preset_may_be_a_users_file(self, heard, tmp_path):
         (tmp_path / "mine.yml").write_text("Pendulum-v1: {n_timesteps: 60, gamma: 0.9}")
         printed = heard(*PENDULUM, "--preset", tmp_path / "mine.yml")
         assert f"preset {tmp_path / 'mine.yml'}, seed 0, 60 steps" in printed
@@ -216,7 +216,7 @@ class TestErrors:
             assert (code, printed[:7]) == (2, "error: ")
 
 
-class TestAFolderOfOnesChoice:
+class TestAChosenFolder:
     def test_keeps_every_file_that_the_run_has_not_written(self, tmp_path):
         mine = {"thesis.txt": "years", "Pendulum-v1/notes.md": "thoughts", "video/holiday.mp4": "sun"}
         run = prepared(tmp_path / "first", "Pendulum-v1", steps=60)

@@ -171,7 +171,7 @@ def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp
     assert "the simulator is broken" in printed
 
 
-class TestEnvironmentsOfOnesOwn:
+class TestCustomEnvironments:
     """Where the script ``td3x`` is started, as pip installs it: Python looks for modules beside the script, not there."""
 
     def script(self, tmp_path):

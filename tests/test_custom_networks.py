@@ -1,4 +1,4 @@
-"""Networks of one's own learn the same on every path, or their updates are made on the plain one, with the reason."""
+"""Custom networks learn the same on every path, or their updates are made on the plain one, with the reason."""
 
 import numpy as np
 import pytest
@@ -193,7 +193,7 @@ def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
     assert "compiling the update failed" in assert_plain_takes_over(Recurrent, capsys)
 
 
-def test_a_layers_forward_of_ones_own_stays_with_bf16():
+def test_a_replaced_forward_of_a_layer_stays_with_bf16():
     algorithm = model(LineEnv(), policy_kwargs={"net_arch": [64, 64]}, precision="bf16")
     layer, calls = algorithm.critic.q_networks[0][2], []
     own = layer.forward = lambda values: calls.append(1) or th.nn.Linear.forward(layer, values)

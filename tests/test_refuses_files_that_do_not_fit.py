@@ -29,7 +29,6 @@ TENSOR_CHANGES = {
     "groups": ("actor.optimizer.pth", lambda s: s["param_groups"].clear(), "number of parameter groups"),
     "parameters": ("critic.optimizer.pth", lambda s: s["param_groups"][0]["params"].pop(), "match the size"),
     "foreign state": ("critic.optimizer.pth", lambda s: s["state"].update({99: {}}), "does not list"),
-    "rate": ("critic.optimizer.pth", lambda s: s["param_groups"][0].update(lr="fast"), "another kind of lr"),
     "no state": ("critic.optimizer.pth", lambda s: s.clear(), "critic.optimizer|param_groups"),
     "variables": ("pytorch_variables.pth", lambda s: s.update({"policy.actor": th.zeros(1)}), "tensors beside the networks"),
 }
@@ -56,7 +55,7 @@ def _with(parameters, **policy):
 DICTIONARIES = {
     "optimizers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
     "unknown": (True, lambda p: {**p, "nonsense": {}}, "there must be parameters of"),
-    "unknown, not exact": (False, lambda p: {**p, "actor.optimizer": {}}, "did you mean actor.optimizer"),
+    "unknown, not exact": (False, lambda p: {**p, "actor.optimzer": {}}, "did you mean actor.optimizer"),
     "no network": (False, lambda p: {**p, "gamma": {}}, "no network or optimizer 'gamma'"),
     "shape, not exact": (False, lambda p: _with(p, **{"critic_target.qf1.4.bias": th.zeros(7)}), "size mismatch"),
     "moments, not exact": (False, lambda p: {**p, "critic.optimizer": {}}, "do not fit"),
@@ -159,7 +158,6 @@ HOSTILE = {
     "a rate that is no number": {"learning_rate": []},
     "a class as a rate": {"qf_learning_rate": ReplayBuffer},
     "a frequency of nothing": {"train_freq": None},
-    "numbers that are none": {"num_timesteps": "many"},
     "a generator that is none": {"noise_generator": np.zeros(5, np.uint8)},
     "a generator behind its end": {"noise_generator": np.full(5056, 255, np.uint8)},
     "no base64": {"action_noise": {":serialized:": "no base64"}},
@@ -171,6 +169,5 @@ HOSTILE = {
 def test_attributes_that_no_model_has_are_refused(what, zipped):
     content = with_attributes(zipped, **HOSTILE[what])
     for given in ({}, {"env": LineEnv()}, {"buffer_size": 1}):
-        # Noise of another shape may be the fault of the environment that is given
-        with pytest.raises(ValueError if given and what == "noise of another shape" else ModelFileError):
+        with pytest.raises(ModelFileError):
             TD3X.load(io.BytesIO(content), **given)

@@ -173,13 +173,11 @@ def test_the_replay_buffer(saved, tmp_path):
     assert loaded.replay_buffer.pos == algorithm.replay_buffer.pos == 60
 
 
-@pytest.mark.parametrize(
-    ("content", "said"), [(None, "it is a zip, such as a saved model"), (b"import math\n", "it is not a pickle"), (b"", "no")]
-)
-def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, tmp_path, content, said):
+@pytest.mark.parametrize("content", [None, b"import math\n", b""])
+def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, tmp_path, content):
     algorithm, path = saved
     (tmp_path / "buffer.pkl").write_bytes(Path(path).read_bytes() if content is None else content)
-    with pytest.raises(ModelFileError, match=said) as refused:
+    with pytest.raises(ModelFileError, match="it is not a pickle") as refused:
         algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
     assert "trust" not in str(refused.value)
 

@@ -93,7 +93,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> Any:
 
 def check_learning_rate(name: str, value: Any) -> Any:
     """A schedule as it is, anything else as a number that is not negative."""
-    return value if callable(value) else check_not_negative(name, value)
+    return value if callable(value) and not isinstance(value, type) else check_not_negative(name, value)
 
 
 def check_train_freq(name: str, value: Any) -> Any:

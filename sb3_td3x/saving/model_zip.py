@@ -2,7 +2,7 @@
 Saved models: the zip that SB3 writes, read without running code of whoever made it.
 
 SB3 writes attributes as JSON, pickling those that JSON cannot hold, and tensors with ``torch.save``. Here all of them go
-through ``safe_pickle``. What came out is written into a new zip, and that is the one which SB3's ``load`` reads.
+through ``safe_pickle``. SB3's ``load`` then gets a zip that holds only the attributes' names, and their values beside it.
 """
 
 import base64
@@ -10,25 +10,20 @@ import copy
 import inspect
 import io
 import json
-import numbers
 import pathlib
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.save_util import open_path, recursive_getattr, save_to_zip_file
+from stable_baselines3.common.save_util import open_path, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import get_device, get_system_info
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
-from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x.common import files, validation
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
@@ -49,28 +44,6 @@ NOT_FOR_LOAD = {"policy", "env", "_init_setup_model"}
 """Arguments of the constructor that ``load`` does not take as keywords; it has an ``env`` of its own."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
 """Options of an optimizer that say how its step is computed: this model's stay when saved states are loaded."""
-
-_NUMBER, _FLAG, _COUNT = (numbers.Real,), (bool,), (numbers.Integral,)
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("policy_kwargs", "replay_buffer_kwargs"), (dict,)),
-    "observation_space": (spaces.Space,),
-    "action_space": (spaces.Box,),
-    "action_noise": (ActionNoise, numbers.Real, type(None)),
-    "noise_generator": (np.ndarray,),
-    **dict.fromkeys(("ep_info_buffer", "ep_success_buffer"), (deque, type(None))),
-    **dict.fromkeys(
-        ("n_envs", "verbose", "num_timesteps", "_n_updates", "_episode_num", "_num_timesteps_at_start", "_stats_window_size",
-         "sde_sample_freq"), _COUNT),
-    **dict.fromkeys(("_total_timesteps", "learning_starts", "start_time", "_current_progress_remaining"), _NUMBER),
-    "_learning_starts_request": (numbers.Real, str),
-    **dict.fromkeys(("use_sde", "optimize_memory_usage", "_replay_buffer_is_automatic"), _FLAG),
-    "resumptions": (list,),
-}  # fmt: skip
-"""What attributes must be that the checks of settings do not look at."""
-
-_CLASSES: dict[str, tuple[type, type]] = {"policy_class": (TD3Policy, str), "replay_buffer_class": (ReplayBuffer, type(None))}
-"""Attributes that hold a subclass of the first, or an instance of the second."""
-_FAULTS = (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, EOFError, zipfile.BadZipFile)
 
 PathOrFile = str | pathlib.Path | io.BufferedIOBase
 
@@ -119,35 +92,31 @@ def load(
     :param sb3_load: SB3's ``load``, bound to the class ``cls``
     :param changes: attributes to change
     """
-    file = read(path)
-    given = dict(custom_objects or {})
+    file, given = read(path), dict(custom_objects or {})
     _check_changes(cls, changes, file)
-    # The caller cannot be at fault who has given nothing
-    is_files_fault = not trust and env is None and not changes and not given
-    saved, source = (file.attributes, file.content) if trust else _checked(file, cls, given, changes)
+    with explained_errors(file.name):
+        saved = file.attributes if trust else _checked(file, cls, given, changes)
+        tensors = {} if trust else file.tensors()
     buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
     if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
     learning_starts, window = changes.get("learning_starts", given.get("learning_starts")), changes.get("stats_window_size")
-    if print_system_info:
-        print("== CURRENT SYSTEM INFO ==")  # noqa: T201  # SB3's lines
-        get_system_info()
-        saved_info = file.members.get("system_info.txt", b"").decode(errors="replace")
-        print("== SAVED MODEL SYSTEM INFO ==", *map(ascii, saved_info.splitlines()), sep="\n")  # noqa: T201
-    with explained_errors(file.name, everything=is_files_fault), th.random.fork_rng(devices=[]):
+    with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
-            io.BytesIO(source),
+            io.BytesIO(file.content if trust else _zip_of_names(file, saved)),
             env,
             get_device(device),
             given if trust else saved,  # what is given SB3 does not unpickle
-            force_reset=force_reset,
+            print_system_info,
+            force_reset,
             _loading=True,
+            _loaded_tensors=tensors,
             **_with_consequences(changes, saved),
         )
         state, model.noise_generator = model.noise_generator, th.Generator()
-        if isinstance(state, np.ndarray):
+        if "noise_generator" in saved:
             model.noise_generator.set_state(th.from_numpy(state.copy()))
-    del model._loading
+    del model._loading, model._loaded_tensors
     if learning_starts is not None:
         model.learning_starts = learning_starts
     if window is not None:
@@ -202,6 +171,7 @@ def set_parameters(
     """
     if not isinstance(source, dict):
         source = read(source).tensors()
+    source = source or model._loaded_tensors
     names = model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
@@ -225,7 +195,7 @@ def read(path: PathOrFile) -> ModelFile:
     name = name_of(path)
     with opened(path, suffix="zip") as file:
         content = file.read()
-    with explained_errors(name, everything=True), zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with explained_errors(name), zipfile.ZipFile(io.BytesIO(content)) as archive:
         if missing := sorted({"data", *TENSORS} - set(archive.namelist())):
             raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
         if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
@@ -268,22 +238,16 @@ def name_of(path: Any) -> str:
 
 
 @contextmanager
-def explained_errors(name: str, everything: bool = False) -> Iterator[None]:
-    """
-    Turn what reading a bad file raises into ``ModelFileError``.
-
-    :param everything: whatever is raised is the file's fault; otherwise a ``ValueError`` or ``AssertionError`` may come from
-        what the caller has given, and is left
-    """
-    faults = (Exception,) if everything else _FAULTS
+def explained_errors(name: str) -> Iterator[None]:
+    """Turn what reading a bad file raises into ``ModelFileError``, which names the file."""
     try:
         yield
     except ModelFileError as error:
         raise error if name in str(error) else ModelFileError(f"{name} cannot be loaded: {error}") from error
-    except faults as error:
-        is_damaged = isinstance(error, zipfile.BadZipFile)
-        problem = "is not a model zip, or is damaged" if is_damaged else f"cannot be loaded: {type(error).__name__}"
-        raise ModelFileError(f"{name} {problem}: {error}") from error
+    except zipfile.BadZipFile as error:
+        raise ModelFileError(f"{name} is not a model zip, or is damaged: {error}") from error
+    except Exception as error:
+        raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
@@ -304,8 +268,8 @@ def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
         raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {saved}")
 
 
-def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Read a saved model through the allow-list: its attributes, and a zip for SB3 with their names and the tensors."""
+def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The saved attributes, read through the allow-list where ``given`` does not replace them."""
     attributes: dict[str, Any] = {}
     # ``env`` is among them: SB3 would import the module that a string there names
     excluded: list[str] = object.__new__(cls)._excluded_save_params()
@@ -316,37 +280,25 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
                 "load it with trust=True"
             )
         if name in given or name == "lr_schedule":  # SB3 saves the schedule and makes it anew from ``learning_rate``
-            attributes[name] = given.get(name)
-            continue
-        try:
-            if isinstance(value, dict) and ":serialized:" in value:
+            value = given.get(name)
+        elif isinstance(value, dict) and ":serialized:" in value:
+            try:
                 value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
-            attributes[name] = value
-            if name not in changes:
-                _check_type(name, value)
-        except NotAllowed as error:
-            if name not in changes:
-                raise UntrustedModelError(name, str(error), file.name) from error
-            attributes[name] = changes[name]
-        except Exception as error:
-            raise ModelFileError(f"{file.name} cannot be loaded: attribute {name}: {error}") from error
+            except NotAllowed as error:
+                if name not in changes:
+                    raise UntrustedModelError(name, str(error), file.name) from error
+                value = changes[name]
+        attributes[name] = value
+    return attributes
+
+
+def _zip_of_names(file: ModelFile, attributes: dict[str, Any]) -> bytes:
     zipped = io.BytesIO()
-    save_to_zip_file(zipped, data=dict.fromkeys(attributes), params=file.tensors())
-    return attributes, zipped.getvalue()
-
-
-def _check_type(name: str, value: Any) -> None:
-    fits = True
-    if name in _TYPES:
-        fits = isinstance(value, _TYPES[name])
-    elif name in _CLASSES:
-        base, instead = _CLASSES[name]
-        fits = isinstance(value, instead) or (isinstance(value, type) and issubclass(value, base))
-    elif name in validation.CHECKS:
-        fits = not isinstance(value, type)  # which would be called as a schedule
-        validation.CHECKS[name](name, value)
-    if not fits:
-        raise ModelFileError(f"it is {safe_pickle.described(value)}")
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
+        # SB3 prints it: no control characters that an untrusted file may hold
+        archive.writestr("system_info.txt", ascii(file.members.get("system_info.txt", b"").decode(errors="replace")))
+    return zipped.getvalue()
 
 
 def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
@@ -368,28 +320,14 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
 
 
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Check the state that an optimizer with these ``groups`` was given, which torch checks only when it makes a step."""
+    """Keep how steps are computed, and check the state, which torch checks only when it makes a step."""
     for before, group in zip(groups, optimizer.param_groups, strict=True):
         group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
-        for option in before.keys() - {"params"}:
-            if not _is_alike(group.get(option), before[option]):
-                raise ModelFileError(f"{name} has another kind of {option} than the model's {before[option]!r}")
     for parameter, values in optimizer.state.items():
         if not isinstance(parameter, th.Tensor):
             raise ModelFileError(f"{name} has a state for a parameter that it does not list")
         for key, value in values.items():
             if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
                 raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")
-            if not isinstance(value, (th.Tensor, int, float, type(None))):
+            if not isinstance(value, (th.Tensor, int, float, NoneType)):
                 raise ModelFileError(f"{name} has {safe_pickle.described(value)} as {key}")
-
-
-def _is_alike(value: Any, other: Any) -> bool:
-    """Whether two options of an optimizer are of one kind: numbers, switches that may be None, or tuples of such."""
-    if isinstance(other, (tuple, list)):
-        return isinstance(value, (tuple, list)) and len(value) == len(other) and all(map(_is_alike, value, other))
-    if other is None or isinstance(other, bool):
-        return value is None or isinstance(value, bool)
-    if isinstance(value, th.Tensor):
-        return value.numel() == 1
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -3,14 +3,12 @@
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import index
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
@@ -19,7 +17,7 @@ from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.model_zip import PathOrFile, name_of, opened
 from sb3_td3x.saving.safe_pickle import NotAllowed, described
 
-_PER_STEP = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length")
+_PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
 
 
 def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = False) -> VecNormalize:
@@ -95,47 +93,33 @@ def _check_buffer(buffer: Any) -> None:
     """Check that a buffer's arrays have the sizes that it states: it is used long after it is loaded."""
     if not isinstance(buffer, ReplayBuffer):
         raise ModelFileError(f"it holds {described(buffer)}, no replay buffer")
-    size, n_envs, position, action_dim = (index(getattr(buffer, n)) for n in ("buffer_size", "n_envs", "pos", "action_dim"))
+    size, n_envs, action_dim = buffer.buffer_size, buffer.n_envs, buffer.action_dim
     obs_shape: Any = get_obs_shape(buffer.observation_space)
-    if not 0 <= position < size or not isinstance(buffer.full, bool):
-        raise ModelFileError(f"its position is {position} of {size}")
+    if not 0 <= buffer.pos < size:
+        raise ModelFileError(f"its position is {buffer.pos} of {size}")
     if action_dim != get_action_dim(buffer.action_space) or buffer.obs_shape != obs_shape:
         raise ModelFileError("its arrays are for other spaces than it names")
-    for name in _PER_STEP:
-        shape = obs_shape if "observations" in name else (action_dim,) if name == "actions" else ()
-        memory = vars(buffer).get(name)
-        if isinstance(shape, dict) and isinstance(memory, dict) and memory.keys() == shape.keys():
-            for key, array in memory.items():
-                _check_array(f"{name}[{key!r}]", array, (size, n_envs, *shape[key]))
-        elif memory is not None:
-            _check_array(name, memory, (size, n_envs, *shape))
-
-
-def _check_array(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) or array.shape != shape or (array.dtype.kind == "O" and name != "infos"):
-        raise ModelFileError(f"its {name} are not the numbers of {shape[0]} steps of {shape[1]} environments")
+    for name in _PER_STEP & vars(buffer).keys():
+        memory = vars(buffer)[name]
+        if name.endswith("observations") and isinstance(obs_shape, dict):
+            arrays = [(memory[key], shape) for key, shape in obs_shape.items()]
+        else:
+            arrays = [(memory, obs_shape if name.endswith("observations") else (action_dim,) if name == "actions" else ())]
+        for array, shape in arrays:
+            is_numeric = isinstance(array, np.ndarray) and (array.dtype.kind != "O" or name == "infos")
+            if not is_numeric or array.shape != (size, n_envs, *shape):
+                raise ModelFileError(f"its {name} are not the numbers of {size} steps of {n_envs} environments")
 
 
 def _check_statistics(loaded: Any) -> None:
     """Check that statistics have the shape of the observations: they are used at every step."""
     if not isinstance(loaded, VecNormalize):
         raise ModelFileError(f"it holds {described(loaded)}, no VecNormalize")
-    numbers = dict.fromkeys(("clip_obs", "clip_reward", "gamma", "epsilon"), (int, float, np.number))
-    for name, types in {**numbers, **dict.fromkeys(("norm_obs", "norm_reward", "training"), (bool,))}.items():
-        if not isinstance(vars(loaded).get(name), types):
-            raise ModelFileError(f"its {name} is {described(vars(loaded).get(name))}")
-    _check_moments("ret_rms", loaded.ret_rms, ())
-    if loaded.norm_obs:
-        space: Any = loaded.observation_space
-        statistics = loaded.obs_rms
-        if isinstance(space, spaces.Dict) != isinstance(statistics, dict):
-            raise ModelFileError("its statistics are for other observations than it names")
-        for key, moments in statistics.items() if isinstance(statistics, dict) else [(None, statistics)]:
-            _check_moments("obs_rms", moments, (space if key is None else space[key]).shape)
-
-
-def _check_moments(name: str, statistics: Any, shape: Any) -> None:
-    for moment, expected in (("mean", shape), ("var", shape), ("count", ())):
-        value: Any = vars(statistics).get(moment) if isinstance(statistics, RunningMeanStd) else None
-        if np.shape(value) != expected or np.asarray(value).dtype.kind not in "iuf":
-            raise ModelFileError(f"its {name} has no {moment} in the shape of the observations")
+    moments: list[tuple[Any, Any]] = [(loaded.ret_rms, ())]
+    if loaded.norm_obs and isinstance(loaded.observation_space, spaces.Dict):
+        moments += [(loaded.obs_rms[key], loaded.observation_space[key].shape) for key in loaded.norm_obs_keys or ()]
+    elif loaded.norm_obs:
+        moments.append((loaded.obs_rms, loaded.observation_space.shape))
+    for statistics, shape in moments:
+        if np.shape(statistics.mean) != shape or np.shape(statistics.var) != shape:
+            raise ModelFileError("its statistics are not in the shape of the observations")

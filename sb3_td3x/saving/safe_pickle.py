@@ -7,32 +7,28 @@ this module that check their arguments take their place. Objects are created onl
 attributes are checked. The base is Python's unpickler written in Python, because the one in C cannot be told what to build.
 """
 
-import inspect
 import io
 import math
 import pathlib
 import pickle
 import re
-import struct
 import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import EnumMeta
 from functools import cache
 from importlib import import_module
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
-from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.errors import ModelFileError
@@ -48,47 +44,67 @@ CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "stable_baselines3.common.sb2_compat.rmsprop_tf_like": ("RMSpropTFLike",),
     "stable_baselines3.common.torch_layers": ("CombinedExtractor", "FlattenExtractor", "NatureCNN"),
-    "stable_baselines3.common.buffers": ("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"),
     "stable_baselines3.common.type_aliases": ("TrainFreq", "TrainFrequencyUnit"),
-    "stable_baselines3.her.her_replay_buffer": ("HerReplayBuffer",),
     "stable_baselines3.her.goal_selection_strategy": ("GoalSelectionStrategy",),
     "stable_baselines3.td3.policies": ("CnnPolicy", "MultiInputPolicy", "TD3Policy"),
-    "sb3_td3x.common.buffers": ("PrioritizedReplayBuffer",),
     "sb3_td3x.td3x.policies": ("CnnPolicy", "MultiInputPolicy", "TD3XPolicy"),
 }  # fmt: skip
-"""
-Classes that a pickle may name, by the module that offers them. Calling one only builds layers, optimizers or memory. Replay
-buffers among them may also be created, with attributes that ``pickle_files`` checks.
-"""
+"""Classes that a pickle may name, by the module that offers them. SB3 may call them: that only builds layers or optimizers."""
 
-_NUMBER: tuple[type, ...] = (int, float, np.generic)
+_NUMBER: tuple[type, ...] = (int, float, np.number)
 _ARRAY: tuple[type, ...] = (*_NUMBER, list, np.ndarray)
 _NOISE: dict[str, tuple[type, ...]] = {"_mu": _ARRAY, "_sigma": _ARRAY, "_dtype": (type, np.dtype)}
+_SPACE: dict[str, tuple[type, ...]] = {
+    "_shape": (tuple, NoneType), "dtype": (np.dtype, NoneType), "_np_random": (np.random.Generator, NoneType),
+}  # fmt: skip
+_BUFFER: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("buffer_size", "n_envs", "pos", "action_dim"), (int,)), "full": (bool,),
+    **dict.fromkeys(("observation_space", "action_space"), (spaces.Space,)),
+}  # fmt: skip
 OBJECTS: dict[str, dict[str, dict[str, tuple[type, ...]]]] = {
+    "gymnasium.spaces": {
+        "Box": {**_SPACE, "low": (np.ndarray,), "high": (np.ndarray,)},
+        "Discrete": {**_SPACE, "n": (int, np.integer)},
+        "MultiDiscrete": {**_SPACE, "nvec": (np.ndarray,)},
+        "MultiBinary": {**_SPACE, "n": (int, np.integer, tuple, np.ndarray)},
+        "Dict": {**_SPACE, "spaces": (dict,)},
+        "Tuple": {**_SPACE, "spaces": (tuple,)},
+    },
+    "stable_baselines3.common.buffers": dict.fromkeys(("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"), _BUFFER),
+    "stable_baselines3.her.her_replay_buffer": {"HerReplayBuffer": _BUFFER},
     "stable_baselines3.common.noise": {
         "NormalActionNoise": _NOISE,
         "OrnsteinUhlenbeckActionNoise": {
-            **_NOISE, "_theta": _ARRAY, "_dt": _ARRAY, "noise_prev": _ARRAY, "initial_noise": (*_ARRAY, type(None)),
+            **_NOISE, "_theta": _ARRAY, "_dt": _ARRAY, "noise_prev": _ARRAY, "initial_noise": (*_ARRAY, NoneType),
         },
         "VectorizedActionNoise": {"n_envs": (int,), "_base_noise": (ActionNoise,), "_noises": (list,)},
+    },
+    "stable_baselines3.common.running_mean_std": {
+        "RunningMeanStd": {"mean": (np.ndarray, np.number), "var": (np.ndarray, np.number), "count": _NUMBER},
     },
     "stable_baselines3.common.utils": {
         "ConstantSchedule": {"val": _NUMBER},
         "LinearSchedule": {"start": _NUMBER, "end": _NUMBER, "end_fraction": _NUMBER},
         "FloatSchedule": {"value_schedule": (ConstantSchedule, LinearSchedule)},
     },
+    "stable_baselines3.common.vec_env": {
+        "VecNormalize": {
+            **dict.fromkeys(("clip_obs", "clip_reward", "gamma", "epsilon"), _NUMBER), "ret_rms": (RunningMeanStd,),
+            **dict.fromkeys(("norm_obs", "norm_reward", "training"), (bool,)), "observation_space": (spaces.Space,),
+        },
+    },
+    "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": _BUFFER},
     "sb3_td3x.td3x.exploration": {"ScalarActionNoise": _NOISE},
 }  # fmt: skip
 """
-Classes whose objects a pickle may create, by module, with the types of each attribute: an object has exactly these attributes.
+Classes whose objects a pickle may create, by module, with the types of the attributes that each object must have. Others may
+be there too, such as those of older versions, but none that would replace a method.
 A new schedule or noise class that is to load without trust gets one line here.
 """
 
-_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
-_STATISTICS = (RunningMeanStd, VecNormalize)
 _NUMPY_NAMES = ("bool", "bool_", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
                 "float16", "float32", "float64")  # fmt: skip
-_NUMPY_DTYPE = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16|b1)")
+_NUMPY_DTYPE = re.compile(r"[<|=]?([iu][1248]|f[248]|c8|c16|b1)")
 _STORAGES = {
     "DoubleStorage": th.float64, "FloatStorage": th.float32, "HalfStorage": th.float16, "BFloat16Storage": th.bfloat16,
     "LongStorage": th.int64, "IntStorage": th.int32, "ShortStorage": th.int16, "CharStorage": th.int8,
@@ -108,18 +124,11 @@ def load(file: BinaryIO) -> Any:
     :raises NotAllowed: naming what is not on the list
     :raises ModelFileError: if the file holds no whole pickle
     """
-    start = file.tell()
-    first = file.read(2)
-    end = file.seek(0, io.SEEK_END)
-    file.seek(max(end - 1, 0))
-    last = file.read(1)
-    file.seek(start)
-    if first == b"PK":
-        raise ModelFileError("it is a zip, such as a saved model, and not a pickle")
-    if first[:1] != pickle.PROTO and last != pickle.STOP:  # protocols 0 and 1 begin with no mark
+    if file.read(1) != pickle.PROTO:
         raise ModelFileError("it is not a pickle")
+    file.seek(0)
     try:
-        return Unpickler(_Bounded(file, end - start)).load()
+        return Unpickler(file).load()
     except (NotAllowed, ModelFileError, OSError):
         raise
     except Exception as error:  # whatever Python, numpy, torch and gymnasium raise for values that do not fit
@@ -136,7 +145,7 @@ def dumps(value: Any) -> bytes:
     Pickle a value that ``loads`` can read.
 
     :param value: None, numbers, strings, bytes, lists, tuples, dicts, deques, paths, numpy arrays, scalars, dtypes and
-        generators, gymnasium's spaces, and what ``CLASSES`` and ``OBJECTS`` list
+        generators, and what ``CLASSES`` and ``OBJECTS`` list
     :raises NotAllowed: for anything else, also inside; the message names it
     """
     try:
@@ -151,7 +160,7 @@ def dumps(value: Any) -> bytes:
 
 def load_tensors(content: bytes) -> Any:
     """
-    Read what ``torch.save`` wrote, on the CPU, without torch's own reader.
+    Read what ``torch.save`` wrote, on the CPU. Torch's own reader does not compare checksums.
 
     :raises NotAllowed: naming what is not on the list
     :raises ModelFileError: for a damaged archive, or one that torch does not write (compressed, TorchScript, before 2020)
@@ -161,9 +170,9 @@ def load_tensors(content: bytes) -> Any:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise ModelFileError("it is compressed, which files of tensors are not")
             members = {member.partition("/")[2]: archive.read(member) for member in archive.namelist()}
-            if members.get("byteorder", b"little") != b"little":
-                raise ModelFileError("its tensors are in big-endian byte order")
-            return Unpickler(_Bounded(io.BytesIO(members["data.pkl"]), len(members["data.pkl"])), members).load()
+        if members.get("byteorder", b"little") != b"little":
+            raise ModelFileError("its tensors are in big-endian byte order")
+        return Unpickler(io.BytesIO(members["data.pkl"]), members).load()
     except (NotAllowed, ModelFileError):
         raise
     except Exception as error:
@@ -177,19 +186,6 @@ def described(value: Any) -> str:
     return f"{what} {getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
 
 
-class _Bounded:
-    """A file of which no more can be read than it has: a length of a few bytes must not allocate gigabytes."""
-
-    def __init__(self, file: BinaryIO, size: int):
-        self.file, self.size = file, size
-        self.readline = file.readline
-
-    def read(self, count: int) -> bytes:
-        if count > self.size:
-            raise ModelFileError("the file is cut off")
-        return self.file.read(count)
-
-
 _PythonUnpickler: Any = pickle._Unpickler
 
 
@@ -201,7 +197,7 @@ class Unpickler(_PythonUnpickler):
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_PythonUnpickler.dispatch)
 
-    def __init__(self, file: _Bounded, members: dict[str, bytes] | None = None):
+    def __init__(self, file: BinaryIO, members: dict[str, bytes] | None = None):
         super().__init__(file)
         self.members = members
         self.has_object_array = False
@@ -240,36 +236,29 @@ class Unpickler(_PythonUnpickler):
 
     def load_build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, np.dtype):
-            _build_dtype(target, state)
-        elif type(target) is np.ndarray:
+        if type(target) is np.ndarray:
             self._build_array(target, state)
+        elif isinstance(target, np.dtype):  # made already: only the usual state is allowed
+            if state[1] not in ("<", "|", "=") or state[2:7] != (None, None, None, -1, -1):
+                raise NotAllowed("an array type in big-endian byte order, or of several fields")
         elif isinstance(target, (np.random.BitGenerator, np.random.Generator)):
             _build_generator(target, state)
         elif type(target) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
             target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
-        elif type(target) in _SPACES:
-            _build_space(target, _attributes(target, state))
         elif type(target) in _created():
-            _build_object(target, _attributes(target, state))
+            _build_object(target, state)
         elif type(target) is not _SeedSequence:
             raise NotAllowed(f"attributes of {described(target)}")
 
     def _build_array(self, array: np.ndarray, state: Any) -> None:
         _, shape, dtype, is_fortran, data = state
-        if array.size or not array.flags.owndata or not isinstance(dtype, np.dtype):
-            raise ModelFileError("a pickle holds an array that is made twice, or has no type")
-        if not all(type(side) is int and side >= 0 for side in shape):
-            raise ModelFileError(f"a pickle holds an array of the shape {shape!r}")
-        if dtype.kind == "O":  # the infos of hindsight buffers are the only such array in SB3's files
+        if array.size or not array.flags.owndata:
+            raise ModelFileError("a pickle holds an array that is made twice")
+        if isinstance(dtype, np.dtype) and dtype.kind == "O":  # SB3's files have only the infos of hindsight buffers
             if self.has_object_array or type(data) is not list or any(type(info) is not dict for info in data):
                 raise NotAllowed("an array of objects other than one array of dicts")
             self.has_object_array = True
-        elif not _is_numeric(dtype) or type(data) is not bytes:
-            raise NotAllowed(f"an array of {dtype}")
-        if len(data) != math.prod(shape) * (1 if dtype.kind == "O" else dtype.itemsize):
-            raise ModelFileError(f"a pickle holds an array of another length than its shape {shape} needs")
-        array.__setstate__((1, tuple(shape), dtype, bool(is_fortran), data))  # type: ignore[arg-type]
+        _fill(array, shape, dtype, is_fortran, data)
 
     def load_append(self) -> None:
         self._extend([self.stack.pop()])
@@ -289,11 +278,6 @@ class Unpickler(_PythonUnpickler):
     def load_setitems(self) -> None:
         self._put(self.pop_mark())
 
-    def load_dict(self) -> None:
-        pairs = self.pop_mark()
-        self.append({})
-        self._put(pairs)
-
     def _put(self, pairs: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) not in (dict, OrderedDict):
@@ -302,10 +286,6 @@ class Unpickler(_PythonUnpickler):
             if not _is_key(key):
                 raise NotAllowed(f"{described(key)} as a key")
             target[key] = value
-
-    def load_bytearray8(self) -> None:
-        (length,) = struct.unpack("<Q", self.read(8))  # the base class allocates before it reads
-        self.append(bytearray(self.read(length)))
 
     def refuse(self) -> None:
         raise NotAllowed("a kind of value that saved models do not have")
@@ -318,12 +298,12 @@ class Unpickler(_PythonUnpickler):
         pickle.APPENDS[0]: load_appends,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
-        pickle.DICT[0]: load_dict,
-        pickle.BYTEARRAY8[0]: load_bytearray8,
+        # The memory of an array: numpy takes bytes without a copy, and a wrong length allocates nothing
+        pickle.BYTEARRAY8[0]: dispatch[pickle.BINBYTES8[0]],
         **dict.fromkeys(
             (code[0] for code in (
                 pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.EMPTY_SET,
-                pickle.ADDITEMS, pickle.FROZENSET, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
+                pickle.ADDITEMS, pickle.FROZENSET, pickle.DICT, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
             )),
             refuse,
         ),
@@ -334,11 +314,34 @@ def _is_key(key: Any) -> bool:
     """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
     if type(key) is tuple:
         return all(map(_is_key, key))
-    return type(key) in (str, bytes, bool, float, type(None)) or (type(key) is int and abs(key) < _LARGEST_KEY)
+    return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < _LARGEST_KEY)
 
 
-def _is_numeric(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and _NUMPY_DTYPE.fullmatch(dtype.str) is not None
+def _build_object(target: Any, state: Any) -> None:
+    if type(state) is tuple and len(state) == 2 and state[1] is None:
+        (state, _) = state
+    if type(state) is not dict or vars(target):
+        raise NotAllowed(f"attributes of {described(target)}")
+    for name in state:
+        if type(name) is not str or name.startswith("__") or callable(getattr(type(target), name, None)):
+            raise NotAllowed(f"the attribute {name!r} of {described(target)}")
+    for name, types in _created()[type(target)].items():
+        if not isinstance(state.get(name), types):
+            raise ModelFileError(f"{name} of a {type(target).__name__} is {described(state.get(name))}")
+    for name, base in (("_noises", ActionNoise), ("spaces", spaces.Space)):
+        items = state.get(name, ())
+        items = items.values() if isinstance(items, dict) else items
+        if not all(isinstance(item, base) and vars(item) for item in items):
+            raise ModelFileError(f"{name} of a {type(target).__name__} are of another class, or incomplete")
+    if hasattr(type(target), "__setstate__"):
+        target.__setstate__(state)
+    else:
+        vars(target).update(state)
+
+
+def _build_generator(target: Any, state: Any) -> None:
+    bit_generator = target if isinstance(target, np.random.BitGenerator) else target.bit_generator
+    bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
 
 
 # What takes the place of the functions that pickles name. Each makes new data from checked arguments and does nothing else
@@ -347,26 +350,34 @@ def _is_numeric(dtype: Any) -> bool:
 def _dtype(name: str, align: bool = False, copy: bool = True) -> np.dtype:
     if type(name) is not str or not (_NUMPY_DTYPE.fullmatch(name) or name == "O8"):
         raise NotAllowed(f"the array type {name!r}")
-    return np.dtype(name, False, True)  # a copy, because its byte order is set afterwards
-
-
-def _array_from_buffer(data: Any, dtype: np.dtype, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
-    if type(data) not in (bytes, bytearray) or not _is_numeric(dtype):
-        raise NotAllowed(f"an array of {dtype}")
-    array = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
-    if order == "K" and axes is not None:
-        return array.reshape(shape, order="C").transpose(axes)
-    return array.reshape(shape, order=order)
+    return np.dtype(name)
 
 
 def _empty_array(cls: Any, shape: Any, code: Any) -> np.ndarray:
     return np.empty(0, np.int8)
 
 
-def _scalar(dtype: np.dtype, data: bytes) -> Any:
-    if not _is_numeric(dtype) or type(data) is not bytes or len(data) != dtype.itemsize:
-        raise NotAllowed(f"a scalar of {dtype}")
-    return np.frombuffer(data, dtype)[0]
+def _fill(array: np.ndarray, shape: Any, dtype: Any, is_fortran: Any, data: Any) -> None:
+    """Give an empty array its numbers, or its list of objects."""
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ModelFileError(f"a pickle holds an array of the shape {shape!r}")
+    if not isinstance(dtype, np.dtype) or type(data) is not (list if dtype.kind == "O" else bytes):
+        raise NotAllowed(f"an array of {dtype}")
+    if len(data) != math.prod(shape) * (1 if dtype.kind == "O" else dtype.itemsize):
+        raise ModelFileError(f"a pickle holds an array of another length than its shape {shape} needs")
+    array.__setstate__((1, tuple(shape), dtype, bool(is_fortran), data))  # type: ignore[arg-type]
+
+
+def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
+    if type(data) is not bytes or order not in ("C", "F", "K"):
+        raise NotAllowed(f"an array of {described(data)}")
+    _fill(array := np.empty(0, np.int8), shape, dtype, order == "F", data)
+    return array if axes is None else array.transpose(axes)
+
+
+def _scalar(dtype: Any, data: Any) -> Any:
+    _fill(array := np.empty(0, np.int8), (1,), dtype, False, data)
+    return array[0]
 
 
 def _bytes_from_latin(text: str, encoding: str) -> bytes:
@@ -399,13 +410,11 @@ class _SeedSequence:
 
 
 def _tensor(memory: Any, offset: Any, size: Any, stride: Any, gradient: Any, hooks: Any, metadata: Any = None) -> th.Tensor:
-    if not isinstance(memory, th.Tensor) or hooks or metadata or len(size) != len(stride) or len(size) > 64:
+    if not isinstance(memory, th.Tensor) or hooks or metadata or len(size) > 64:
         raise NotAllowed("a tensor with hooks, or without memory")
-    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
-        raise ModelFileError("a tensor has a negative size")
-    last = offset + sum((side - 1) * step for side, step in zip(size, stride, strict=True))
-    if math.prod(size) > memory.numel() or (math.prod(size) > 0 and last >= memory.numel()):
+    if math.prod(size) > memory.numel():
         raise ModelFileError("a tensor is larger than its memory")
+    # Torch refuses one that leaves its memory
     return memory.as_strided(size, stride, offset).clone().requires_grad_(bool(gradient))
 
 
@@ -435,9 +444,9 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 @cache
 def _names() -> dict[tuple[str, str], Any]:
     """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""
-    offered = [(module, name) for table in (CLASSES, OBJECTS) for module, names in table.items() for name in names]
+    offered = [(module, name) for module, names in CLASSES.items() for name in names]
     classes = [getattr(import_module(module), name, None) for module, name in offered]  # an older torch may lack a layer
-    classes += [*_SPACES, *_STATISTICS, *BIT_GENERATORS.values(), np.ndarray, BasePolicy]
+    classes += [*_created(), *BIT_GENERATORS.values(), np.ndarray, BasePolicy]
     return {
         **_FUNCTIONS,
         **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _STORAGES.values()},
@@ -449,76 +458,6 @@ def _names() -> dict[tuple[str, str], Any]:
 
 
 @cache
-def _created() -> dict[type, dict[str, tuple[type, ...]] | None]:
-    """The classes whose objects may be created, with the types of their attributes where these are fixed."""
-    listed = {
-        getattr(import_module(module), name): types for module, table in OBJECTS.items() for name, types in table.items()
-    }
-    buffers = [cls for cls in _names().values() if isinstance(cls, type) and issubclass(cls, ReplayBuffer)]
-    return {**dict.fromkeys((*_SPACES, *_STATISTICS, *buffers)), **listed}
-
-
-# What may be given attributes
-
-
-def _attributes(target: Any, state: Any) -> dict[str, Any]:
-    """The attributes in a state, without those that would replace a method."""
-    if type(state) is tuple and len(state) == 2 and state[1] is None:
-        (state, _) = state
-    if type(state) is not dict or vars(target):
-        raise NotAllowed(f"attributes of {described(target)}")
-    for name in state:
-        if type(name) is not str or name.startswith("__") or callable(getattr(type(target), name, None)):
-            raise NotAllowed(f"the attribute {name!r} of {described(target)}")
-    return state
-
-
-def _build_object(target: Any, attributes: dict[str, Any]) -> None:
-    types = _created()[type(target)]
-    if types is not None and attributes.keys() != types.keys():
-        raise ModelFileError(f"an object of the class {type(target).__name__} has the attributes {', '.join(attributes)}")
-    for name, value in attributes.items():
-        if types is not None and not isinstance(value, types[name]):
-            raise ModelFileError(f"{name} of a {type(target).__name__} is {described(value)}")
-        if name == "_noises" and not all(isinstance(noise, ActionNoise) for noise in value):
-            raise ModelFileError("a VectorizedActionNoise holds something else than noise")
-    if hasattr(type(target), "__setstate__"):
-        target.__setstate__(attributes)
-    else:
-        vars(target).update(attributes)
-
-
-def _build_space(target: spaces.Space, attributes: dict[str, Any]) -> None:
-    """Through the constructor, which checks what a space is made of."""
-    arguments = {name: attributes[name] for name in inspect.signature(type(target)).parameters if name in attributes}
-    if isinstance(target, spaces.Box):
-        arguments["shape"] = np.shape(arguments["low"])
-    if isinstance(target, spaces.Dict):
-        arguments["spaces"] = [*arguments["spaces"].items()]  # in this order
-    if isinstance(target, (spaces.Dict, spaces.Tuple)):
-        inner = dict(arguments["spaces"]).values() if isinstance(target, spaces.Dict) else arguments["spaces"]
-        if not all(type(space) in _SPACES and vars(space) for space in inner):
-            raise ModelFileError("a space holds itself, or no space")
-    vars(target).update(vars(type(target)(**arguments)))
-    for name in ("bounded_below", "bounded_above"):  # of integers, which have no infinite bounds
-        bounded: Any = attributes.get(name)
-        if isinstance(target, spaces.Box) and np.shape(bounded) == target.shape and np.asarray(bounded).dtype.kind == "b":
-            vars(target)[name] = bounded
-    random = attributes.get("_np_random")
-    if random is not None and not isinstance(random, np.random.Generator):
-        raise ModelFileError(f"a space has {described(random)} as its generator")
-    target._np_random = random  # type: ignore[assignment]
-
-
-def _build_dtype(dtype: np.dtype, state: Any) -> None:
-    orders = ("|",) if dtype.kind == "O" else ("<", ">", "|", "=")
-    if type(state) is not tuple or len(state) < 8 or state[1] not in orders or any(state[2:5]):
-        raise NotAllowed("an array type of several fields")
-    if state[5:7] != (-1, -1):
-        raise NotAllowed("an array type of another size")
-    dtype.__setstate__((3, state[1], None, None, None, -1, -1, 63 if dtype.kind == "O" else 0))  # type: ignore[attr-defined]
-
-
-def _build_generator(target: Any, state: Any) -> None:
-    bit_generator = target if isinstance(target, np.random.BitGenerator) else target.bit_generator
-    bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
+def _created() -> dict[type, dict[str, tuple[type, ...]]]:
+    """``OBJECTS`` by class."""
+    return {getattr(import_module(module), name): types for module, table in OBJECTS.items() for name, types in table.items()}

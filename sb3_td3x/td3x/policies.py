@@ -186,7 +186,7 @@ class TD3XPolicy(sb3.TD3Policy):
             return super().load(path, device)
         device = get_device(device)
         saved = read_policy(path)
-        with model_zip.explained_errors(model_zip.name_of(path), everything=True):
+        with model_zip.explained_errors(model_zip.name_of(path)):
             policy = cls(**saved["data"])
             policy.load_state_dict(saved["state_dict"])
         return policy.to(device)

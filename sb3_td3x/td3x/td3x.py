@@ -56,7 +56,7 @@ from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_matrix_kernels",
+    "_loading", "_loaded_tensors", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_matrix_kernels",
     "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
@@ -151,6 +151,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _checked_settings: list[Any] | None = None  # at the last check; `None` before the model is built
     _is_refilling = False  # while the replay buffer holds too little to train on
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
+    _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what SB3's `load` passes on to `set_parameters` then
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None

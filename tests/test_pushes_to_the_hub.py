@@ -15,6 +15,7 @@ from sb3_td3x import TD3X
 from sb3_td3x.publish import hub
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
+from tests.commands import saved_run
 from tests.tools import model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
@@ -236,6 +237,17 @@ class TestAModelThatNeedsTrust:
         assert "runs code of its author" in text
         assert "trust=True)" in block(text, "python")
         assert "td3x train" not in text  # the run does not say how it was made
+
+
+def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    run.write_settings(run.config(), {**run.arguments(), "env_kwargs": {"g": 5}})
+    with pytest.raises(ValueError, match="if you trust the run"):
+        hub.write(run, tmp_path / "here", REPO, episodes=1)
+    hub.write(run, tmp_path / "here", REPO, episodes=1, trust=True)
+    program = block(card_of(tmp_path / "here")[1], "python")
+    assert "make_vec_env(\"Pendulum-v1\", env_kwargs={'g': 5})" in program
+    assert "trust" not in program
 
 
 @pytest.mark.parametrize(("env_id", "name"), [("module:ns/Env-v0", "td3x-ns-Env-v0"), ("ale/Env-v0", "td3x-ale-Env-v0")])

@@ -47,8 +47,8 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     :param repo_id: ``user/name``, for the model card
     :param episodes: number of episodes of the evaluation
     :param seed: determines these episodes
-    :param trust: import the module that the environment's name may contain, and also accept a model that can only be loaded
-        with trust; the model card then says so
+    :param trust: import the module that the environment's name may contain, pass the environment the run's arguments, and also
+        accept a model that can only be loaded with trust; the model card then says so
     :return: the returns ``(episodes,)``
     :raises UntrustedModelError: for such a model, without ``trust``
     :raises ValueError: for a run without a model, for a folder that has files in it, or for another kind of name
@@ -57,12 +57,8 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
     settings.require_registered(run.env_id, may_import=trust)
-    try:
-        returns, is_safe = play.evaluate(run, episodes, seed, "cpu"), True
-    except UntrustedModelError:
-        if not trust:
-            raise
-        returns, is_safe = play.evaluate(run, episodes, seed, "cpu", trust), False
+    returns = play.evaluate(run, episodes, seed, "cpu", trust)
+    is_safe = not trust or _loads_without_trust(run)
     out.mkdir(parents=True, exist_ok=True)
     copies = {run.model(): f"{model_name(run.env_id)}.zip", run.config_file: "config.yml", run.args_file: ARGUMENTS,
               run.model_normalization(): STATISTICS, run.video: VIDEO}  # fmt: skip
@@ -85,6 +81,13 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (out / "README.md").write_text(card(run, repo_id, returns, is_safe), encoding="utf-8")
     return returns
+
+
+def _loads_without_trust(run: RunDir) -> bool:
+    try:
+        return bool(TD3X.load(run.model(), device="cpu", buffer_size=1))
+    except UntrustedModelError:
+        return False
 
 
 def upload(folder: Path, repo_id: str, private: bool = False) -> str:
@@ -163,7 +166,7 @@ def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -
         eval_results=[EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
     )
     is_ours = {"preset", "overrides"} <= arguments.keys()  # a run of rl-zoo3's scripts has neither
-    wrapper = run.config().get("env_wrapper")
+    wrapper, env_kwargs = run.config().get("env_wrapper"), arguments.get("env_kwargs")
     content = ModelCard.from_template(
         data,
         template_str=package_files("sb3_td3x.publish").joinpath("card.md.j2").read_text(encoding="utf-8"),
@@ -176,6 +179,7 @@ def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -
         model="the best evaluation during training" if run.model() == run.best_model else "which training ended",
         trust="" if is_safe else ", trust=True",
         wrapper=repr(wrapper) if wrapper else "",
+        env_kwargs=f", env_kwargs={env_kwargs!r}" if env_kwargs else "",
         statistics=STATISTICS if run.model_normalization() is not None else "",
         training=run.command() or "",
         config=run.config_file.read_text().strip(),

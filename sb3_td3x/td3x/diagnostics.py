@@ -1,7 +1,7 @@
 """
 The numbers that TD3 is debugged with, computed once per log output: values, targets, twin critics, actions, exploration, pace.
 
-Learning never depends on them: random generators and networks stay as they are.
+They do not change random generators or networks, so that training does not depend on them.
 """
 
 import copy
@@ -35,7 +35,7 @@ def record(model: "TD3X") -> None:
         model.logger.record("rollout/action_noise_std", std)
     record_pace(model)
     if model._n_updates == 0 or model._is_refilling or not can_sample(model.replay_buffer):
-        return  # the critics have learned nothing yet, or the buffer holds next to nothing
+        return
     batch = model._last_batch if _has_own_sampling(model.replay_buffer) else undisturbed_sample(
         model.replay_buffer, model.batch_size, model._vec_normalize_env, seed=model.num_timesteps
     )  # fmt: skip
@@ -47,7 +47,7 @@ def record(model: "TD3X") -> None:
 
 
 def record_pace(model: "TD3X") -> None:
-    """Record the updates per second since the last log line; where SB3 writes several for one step, only for the first."""
+    """Record the updates per second since the last log line; if SB3 writes several in one step, only for the first."""
     now, (then, steps, updates) = time.perf_counter(), model._pace
     if steps != model.num_timesteps:
         model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
@@ -76,13 +76,13 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
         }
         if len(values) > 1:
             measured["twin_gap"] = (values.amax(dim=0) - values.amin(dim=0)).mean()
-        return dict(zip(measured, th.stack(list(measured.values())).tolist(), strict=True))  # one wait for a GPU
+        return dict(zip(measured, th.stack(list(measured.values())).tolist(), strict=True))  # synchronizes a GPU once
 
 
 def undisturbed_sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, seed: int
 ) -> ReplayBufferSamples:
-    """A batch determined by ``seed`` and the buffer's content. No random generator moves, global or held by the buffer."""
+    """A batch determined by ``seed`` and the buffer's content; all random generators, also the buffer's, are restored."""
     held = {name: value for name, value in vars(buffer).items() if isinstance(value, GENERATORS)}
     with generators_kept(buffer.device, seed):
         try:
@@ -96,5 +96,5 @@ GENERATORS = (np.random.Generator, np.random.RandomState, th.Generator)
 
 
 def _has_own_sampling(buffer: ReplayBuffer) -> bool:
-    """Whether a class of the user's own samples, which may keep a state (a counter, an annealed exponent, an order)."""
+    """Whether a custom class samples, which may keep a state (a counter, an annealed exponent, an order)."""
     return type(buffer).__module__.partition(".")[0] not in ("stable_baselines3", "sb3_td3x")

@@ -35,10 +35,9 @@ def resolve_action_noise(
     The value of ``action_noise`` as SB3 uses it.
 
     :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to [-1, 1], independent
-        per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is kept and never copied or called
-        here
-    :param action_space: the noise must have its shape
-    :param n_envs: with several environments SB3's ``VectorizedActionNoise`` holds one copy for each
+        per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is neither copied nor called here
+    :param action_space: gives the shape of the noise
+    :param n_envs: with several environments the noise becomes SB3's ``VectorizedActionNoise``
     :raises ValueError: for negative noise, or noise of another shape than one action
     """
     if action_noise is None:
@@ -51,7 +50,7 @@ def resolve_action_noise(
     copies = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else []
     base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
-        # numpy would broadcast a single number to a whole action without a word
+        # numpy would silently broadcast a single number to a whole action
         shape = np.broadcast_shapes(np.shape(base_noise._mu), np.shape(base_noise._sigma))
         if shape != action_space.shape:
             raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
@@ -64,7 +63,7 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     """
     Standard deviation of the noise in the scaled action space, averaged over the dimensions of an action.
 
-    For Ornstein-Uhlenbeck noise that of its stationary distribution; ``None`` for a class of the user's own.
+    For Ornstein-Uhlenbeck noise it is that of the stationary distribution; for other classes ``None``.
     """
     if action_noise is None:
         return 0.0
@@ -87,7 +86,7 @@ class ScalarActionNoise(NormalActionNoise):
 
 def check_action_bounds(action_space: spaces.Box) -> None:
     """
-    Actions are scaled from their bounds to [-1, 1]. This needs bounds of some width, and real numbers between them.
+    Refuse action spaces that cannot be scaled to [-1, 1].
 
     :raises ValueError: for integers, or bounds that are equal, reversed, or further apart than their type can hold
     """

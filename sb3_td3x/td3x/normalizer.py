@@ -1,4 +1,4 @@
-"""Observation normalization inside the policy, with statistics that are collected while acting and saved with the networks."""
+"""Observation normalization inside the policy, with statistics that are counted while acting and saved with the networks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from torch import nn
 
 EPSILON, CLIP = 1e-8, 10.0  # the defaults of SB3's VecNormalize
 CHUNK = 10_000
-"""Steps of a replay buffer that are counted at a time."""
+"""Steps of a replay buffer that are counted at once."""
 
 
 class RunningMoments(nn.Module):
@@ -36,7 +36,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", th.full((), 1e-4, dtype=th.float64))
 
     def reset(self) -> None:
-        """Forget all observations. As in ``update`` the tensors stay the same objects, for compiled updates."""
+        """Forget all observations. Compiled updates need the tensors to stay the same objects, here and in ``update``."""
         self.mean.zero_(), self.var.fill_(1), self.count.fill_(1e-4)
 
     def update(self, batch: np.ndarray) -> None:
@@ -56,10 +56,10 @@ class RunningMoments(nn.Module):
 
 class ObservationNormalizer(nn.Module):
     """
-    ``RunningMoments`` of an observation, or of each vector in a Dict. Images and discrete parts are left as they are.
+    ``RunningMoments`` of an observation, or of each vector in a Dict. Images and discrete observations are not changed.
 
     :param space: the observation space
-    :param normalized_images: whether images are between 0 and 1 already; SB3 then takes any ``Box`` of three axes for one
+    :param normalized_images: whether images are between 0 and 1; SB3 then takes any ``Box`` of three axes for an image
     :raises ValueError: if the space has no vectors
     """
 
@@ -83,9 +83,9 @@ class ObservationNormalizer(nn.Module):
 
     def count_stored(self, buffer: ReplayBuffer, normalization: VecNormalize | None) -> None:
         """
-        Count a replay buffer's observations anew if it holds more than were counted, because it was loaded or filled by hand.
+        Count all observations of a replay buffer that holds more than were counted, because it was loaded or filled by hand.
 
-        :param normalization: applied before, as while acting
+        :param normalization: applied first, as while acting
         """
         if round(self.moments[0].count.item()) >= buffer.size() * buffer.n_envs:
             return

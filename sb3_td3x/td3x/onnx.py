@@ -1,8 +1,8 @@
 """
 Export of a trained actor as one ONNX graph, from the environment's raw observation to the environment's action.
 
-The graph contains what surrounds the actor in SB3: the statistics of ``VecNormalize``, the preprocessing of images and
-discrete observations, and the action's bounds. Acting then needs numpy and onnxruntime only.
+The graph includes the statistics of ``VecNormalize``, the preprocessing of images and discrete observations, and the action's
+bounds, so that acting needs numpy and onnxruntime only.
 """
 
 import copy
@@ -36,14 +36,14 @@ TOLERANCE = 1e-5
 """Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
 
 TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)
-"""Wrappers that pass observations on unchanged."""
+"""Wrappers that do not change observations."""
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 Tensors = dict[str, th.Tensor]
 
 
 class Normalized(nn.Module):
-    """``VecNormalize.normalize_obs``, in float64 as there: with a large mean and a small deviation, float32 loses digits."""
+    """``VecNormalize.normalize_obs``, in float64 as there: with a large mean and a small deviation float32 loses digits."""
 
     def __init__(self, wrapper: VecNormalize):
         super().__init__()
@@ -74,7 +74,7 @@ class ChannelsFirst(nn.Module):
 
 
 class Graph(nn.Module):
-    """The policy, behind ``stages`` that turn the raw observations, by input ``names``, into those that the policy sees."""
+    """The policy after ``stages``, which turn the raw observations, by input ``names``, into those of the policy."""
 
     def __init__(self, policy: BasePolicy, stages: Iterable[nn.Module], names: Iterable[str]):
         super().__init__()
@@ -84,10 +84,10 @@ class Graph(nn.Module):
         self.low, self.high = th.as_tensor(bounds.low), th.as_tensor(bounds.high)
 
     def forward(self, *observations: th.Tensor) -> th.Tensor:
-        """Return ``(batch, *action shape)`` within the bounds, for a batch of each input as the environment gives them."""
-        seen = self.stages(dict(zip(self.names, observations, strict=True)))
+        """Actions within the bounds, ``(batch, *action shape)``, for a batch of each input."""
+        inputs = self.stages(dict(zip(self.names, observations, strict=True)))
         is_dict = isinstance(self.policy.observation_space, spaces.Dict)
-        actions = self.policy._predict(seen if is_dict else seen[OBSERVATION]).reshape(-1, *self.low.shape)
+        actions = self.policy._predict(inputs if is_dict else inputs[OBSERVATION]).reshape(-1, *self.low.shape)
         if self.policy.squash_output:
             actions = self.low + 0.5 * (actions + 1.0) * (self.high - self.low)  # SB3's `unscale_action`, on tensors
         return actions.clamp(self.low, self.high)
@@ -104,7 +104,7 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
     env = model.env if env is None else env
     if isinstance(env, gym.Env):
         env = model._wrap_env(env, monitor_wrapper=False)
-    # Networks may keep a tensor of their last pass, which torch only copies without gradient
+    # A layer may keep a tensor of its last pass, which torch only copies without its gradient
     kept = [value for part in model.policy.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
     policy: Any = copy.deepcopy(model.policy, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}).cpu()
     wrappers, space = ([], model.observation_space) if env is None else _wrappers(env)
@@ -113,20 +113,16 @@ def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> N
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
     spec = None if env is None else env.get_attr("spec", 0)[0]
-    metadata = {
-        "algorithm": type(model).__name__,
-        "environment": "" if spec is None else spec.id,
-        "timesteps": str(model.num_timesteps),
-        "sb3_td3x": __version__,
-    }
-    for name, value in metadata.items():
-        content.metadata_props.add(key=name, value=value)
+    content.metadata_props.add(key="algorithm", value=type(model).__name__)
+    content.metadata_props.add(key="environment", value="" if spec is None else spec.id)
+    content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))
+    content.metadata_props.add(key="sb3_td3x", value=__version__)
     with files.replacing(path) as partial_path:
         partial_path.write_bytes(content.SerializeToString())
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
-    """The wrappers that become part of the graph, innermost first, and the observations inside of them, its inputs."""
+    """The wrappers that become part of the graph, innermost first, and the space of the graph's inputs."""
     wrappers: list[VecEnvWrapper] = []
     while isinstance(env, VecEnvWrapper) and isinstance(env, (VecNormalize, VecTransposeImage, *TRANSPARENT)):
         if not isinstance(env, TRANSPARENT):
@@ -141,7 +137,7 @@ def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
 
 
 def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces.Space) -> list[nn.Module]:
-    """Each wrapper as a module, and the transposition that ``predict`` makes itself."""
+    """Each wrapper as a module, and the transposition of images that is part of ``predict``."""
     stages: list[nn.Module] = []
     for wrapper in wrappers:
         if isinstance(wrapper, VecTransposeImage):
@@ -155,7 +151,7 @@ def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces
 
 
 def _transposed(inner: spaces.Space, outer: spaces.Space) -> list[str]:
-    """The images that are channels last in ``inner`` and channels first in ``outer``, which may not differ otherwise."""
+    """The images that are channels last in ``inner`` and channels first in ``outer``; ``ValueError`` for other differences."""
     before, after = _members(inner), _members(outer)
     if before.keys() != after.keys():
         raise ValueError(f"the environment gives the observations {', '.join(before)}, the model takes {', '.join(after)}")
@@ -185,14 +181,14 @@ def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
         if isinstance(member, spaces.Box) and np.issubdtype(member.dtype, np.floating):
             batch[name] = random.normal(size=(size, *member.shape)).clip(member.low, member.high).astype(member.dtype)
         else:
-            own_copy = copy.deepcopy(member)  # sampling must not advance the generator of the user's space
-            own_copy.seed(0)
-            batch[name] = np.stack([own_copy.sample() for _ in range(size)])
+            member = copy.deepcopy(member)  # sampling must not advance the generator of the user's space
+            member.seed(0)
+            batch[name] = np.stack([member.sample() for _ in range(size)])
     return batch
 
 
 def _predict(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What SB3 computes from raw observations: the actions that the graph has to give."""
+    """The actions that the graph has to give: what SB3 computes from raw observations."""
     observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
     for wrapper in wrappers:
         if isinstance(wrapper, VecNormalize):
@@ -221,7 +217,7 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
     _rename_clashing_values(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
     content = program.model_proto  # type: ignore[union-attr]
     for part in (*content.graph.node, *content.graph.value_info, *content.graph.input, *content.graph.output):
-        del part.metadata_props[:]  # lines of code with local paths
+        del part.metadata_props[:]  # source lines with local paths
     return content
 
 
@@ -237,7 +233,7 @@ def _rename_clashing_values(graph: Any, names: set[str]) -> None:
 
 @contextmanager
 def _exporter_is_silent() -> Iterator[None]:
-    """Silence reports on packages that are not needed, and torch's warnings about its own internals."""
+    """Silence messages about optional packages, and torch's warnings about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -250,7 +246,7 @@ def _exporter_is_silent() -> Iterator[None]:
 
 
 def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], expected: np.ndarray, graph: Graph) -> None:
-    """Refuse a graph of which onnxruntime computes other actions than ``predict``: a layer was exported wrongly."""
+    """Refuse a graph with which onnxruntime computes other actions than ``predict``: ``ValueError``."""
     import onnxruntime
 
     try:

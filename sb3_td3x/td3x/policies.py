@@ -1,7 +1,7 @@
 """
 The policies: an actor, its critics, and a target network of each.
 
-The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that saved models stay exchangeable.
+The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that SB3 can load saved models.
 """
 
 import inspect
@@ -33,7 +33,7 @@ OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False}
 TQC_QUANTILES = 25
 """Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
 
-# Layers that compute the same in training and in evaluation mode. Nothing is assumed of others, such as a user's own
+# Layers that compute the same in training and in evaluation mode. Nothing is assumed of other layers
 WITHOUT_MODES = {
     nn.Linear, nn.Conv2d, nn.Flatten, nn.Identity, nn.LayerNorm, nn.Sequential, nn.ModuleDict, nn.ModuleList,
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
 
     class class_load(classmethod):
-        """A class method that loads. Called on an object, which it does not change, it warns."""
+        """A class method that warns when it is called on an object, which it does not change."""
 
         def __get__(self, instance, owner=None):
             if instance is not None:
@@ -129,7 +129,7 @@ class TD3XPolicy(sb3.TD3Policy):
         return QuantileCritic(**arguments, n_quantiles=self.n_quantiles).to(self.device)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """Make the extractor. With ``normalize_observations`` it follows one normalizer for all networks."""
+        """Make the extractor, with ``normalize_observations`` behind one normalizer for all networks."""
         check_observation_space(self.observation_space, self.features_extractor_class)
         extractor = super().make_features_extractor()
         if not self.normalize_observations:
@@ -140,23 +140,23 @@ class TD3XPolicy(sb3.TD3Policy):
 
     @property
     def normalizer(self) -> ObservationNormalizer:
-        """The module that ``normalize_observations`` adds."""
+        """The module that ``normalize_observations`` adds to all networks."""
         return self.actor.features_extractor.normalizer  # type: ignore[return-value]
 
     def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
-        """Actions of the environment. SB3's own arithmetic leaves the bounds by a rounding error for some of them."""
+        """Scale actions from [-1, 1] to the bounds of the environment, which SB3's result can exceed by a rounding error."""
         actions, bounds = super().unscale_action(scaled_action), self.action_space
         return np.minimum(np.maximum(actions, bounds.low), bounds.high)  # type: ignore[attr-defined]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        # Default values are left out, so that SB3's policy can read a file with SB3's networks
+        # Without default values, so that SB3's policy can read a file with SB3's networks
         changed = {name: value for name, default in OWN_DEFAULTS.items() if (value := getattr(self, name)) != default}
         return {**super()._get_constructor_parameters(), **changed}
 
     def look_for_modes(self) -> None:
-        """Find out whether any layer works differently in training, so that the mode has to be switched at every step."""
+        """Find out whether any layer depends on the mode, which then has to be switched at every step."""
         modules = (*self.actor.modules(), *self.critic.modules())
-        # A hook may look at the mode, as that of torch's `spectral_norm` does
+        # A hook may depend on the mode, as that of torch's `spectral_norm` does
         self.has_modes = any(
             type(module) not in WITHOUT_MODES or module._forward_pre_hooks or module._forward_hooks for module in modules
         )
@@ -165,8 +165,8 @@ class TD3XPolicy(sb3.TD3Policy):
         """
         Switch actor and critics to training or evaluation mode; the target networks stay in evaluation mode.
 
-        SB3 walks over every module, twice per environment step. Networks in which no layer depends on the mode
-        stay in evaluation mode here.
+        SB3 visits every module twice per environment step. Here, networks that do not depend on the mode stay in evaluation
+        mode.
         """
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
@@ -214,7 +214,7 @@ def name_for(space: spaces.Space) -> str:
     return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
 
 
-# Models saved by SB3's TD3 name SB3's classes. The classes above have the same parameters and take their place
+# The classes that replace those of a model saved by SB3's TD3; they have the same parameters
 FROM_SB3: dict[type, type[TD3XPolicy]] = {
     sb3.TD3Policy: TD3XPolicy,
     sb3.CnnPolicy: CnnPolicy,
@@ -223,10 +223,10 @@ FROM_SB3: dict[type, type[TD3XPolicy]] = {
 
 
 def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
-    """The policy class that a saved model names: SB3's where its networks are the same, so that SB3 can read the file."""
-    sb3_classes = {own_class: sb3_class for sb3_class, own_class in FROM_SB3.items()}
-    has_same_networks = n_quantiles == 1 and not policy_kwargs.keys() & OWN_DEFAULTS.keys()
-    return sb3_classes.get(policy_class, policy_class) if has_same_networks else policy_class
+    """The policy class that a saved model names: SB3's if it has the same networks, so that SB3 can read the file."""
+    if n_quantiles > 1 or policy_kwargs.keys() & OWN_DEFAULTS.keys():
+        return policy_class
+    return {replacement: sb3_class for sb3_class, replacement in FROM_SB3.items()}.get(policy_class, policy_class)
 
 
 def choose_quantiles(request: int | str, policy_class: type[BasePolicy]) -> int:
@@ -245,10 +245,10 @@ def _parameters(policy_class: type[BasePolicy]) -> tuple[list[str], bool]:
 
 def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
     """
-    Check the keyword arguments of a policy as far as that needs no spaces.
+    Check the keyword arguments of a policy as far as possible without spaces.
 
-    :return: the arguments, with the number of quantiles if there are several, and with Python's numbers in place of numpy's in
-        those of the optimizer: torch would write numpy's into a file that it does not read
+    :return: the arguments, with the number of quantiles if there are several, and with Python's numbers for numpy's in those
+        of the optimizer, because torch does not load numpy's numbers that it has saved
     :raises ValueError: for an unknown argument, an invalid value, or quantiles that the critics of this class do not have
     """
     if not isinstance(policy_kwargs, dict):
@@ -278,7 +278,7 @@ def _check_names_and_classes(policy_class: type[BasePolicy], policy_kwargs: dict
             raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
     for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
         value = policy_kwargs.get(name)
-        # A module could be called too, but with tensors
+        # An instance of a module is callable too
         if value is not None and (isinstance(value, nn.Module) or not callable(value)):
             raise ValueError(f"{name} in policy_kwargs must be a class, not {value!r}")
 
@@ -296,8 +296,8 @@ def require_fit(policy: BasePolicy, n_quantiles: int) -> None:
     """Refuse critics of another number of quantiles: ``ValueError``."""
     if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
         raise ValueError(
-            f"{type(policy).__name__} has other critics than n_quantiles={n_quantiles} asks for, which is for the "
-            "constructor: a policy of your own makes them in make_critic, or has critics of one value with n_quantiles=1"
+            f"{type(policy).__name__} does not have critics with n_quantiles={n_quantiles}, which cannot be changed after "
+            "construction: a custom policy makes them in make_critic, or is used with n_quantiles=1"
         )
 
 
@@ -318,9 +318,9 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
         elif isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
             problem = "has more than one axis"
         elif 0 in part.shape:  # type: ignore[operator]
-            problem = "is empty, so that there is nothing to learn from"
+            problem = "is empty"
         elif features_extractor_class is CombinedExtractor and ("." in key or not key or hasattr(nn.ModuleDict(), key)):
-            problem = "has a name that torch does not allow for the part of a network"
+            problem = "has a name that torch does not allow for a module"
         else:
             continue
         shown = " ".join(str(part).split())

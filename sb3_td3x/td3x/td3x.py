@@ -357,6 +357,31 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._convert_train_freq()
         self._checked_settings = [getattr(self, name) for name in CHECKS]
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Seed Python, numpy, torch, the action space, the environment and the target noise.
+
+        :param seed: ``None`` seeds the target noise alone, from torch's global generator
+        """
+        if self._loading:
+            if self.device.type == "cuda" and self.seed is not None:  # SB3's seeding sets these too
+                th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
+            return
+        super().set_random_seed(seed)
+        self._seed_noise(seed)
+
+    def _seed_noise(self, seed: int | None) -> None:
+        if seed is None:
+            with th.random.fork_rng(devices=[]):
+                seed = int(th.randint(2**31, ()))
+        self.noise_generator.manual_seed(seed)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Continue with another environment, as in SB3. Hindsight replay then computes the rewards of its goals with it."""
+        super().set_env(env, force_reset)
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env
+
     def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,
         total_timesteps: int,
@@ -427,49 +452,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
 
-    def _take_over_reset(self) -> None:
-        super()._take_over_reset()
-        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        try:
-            transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
-        except NonFiniteError:
-            self._statistics.restore()
-            self._last_obs = None  # so that the next `learn` resets the environments
-            raise
-        self._statistics.keep()
-
-    def _count_observations(self) -> None:
-        """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
-        if getattr(self.policy, "normalize_observations", False):
-            normalizer: ObservationNormalizer = self.policy.normalizer  # type: ignore[assignment]
-            normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        """As SB3's, but not below 0 where the last rollout passes the end: a schedule may be negative there."""
-        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
-        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
-
-    def _store_transition(
-        self,
-        replay_buffer: ReplayBuffer,
-        buffer_action: np.ndarray,
-        new_obs: np.ndarray | dict[str, np.ndarray],
-        reward: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-    ) -> None:
-        normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
-        if normalization is None or not self._is_env_used_by_others():
-            try:
-                transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
-            except NonFiniteError:
-                self._statistics.restore()
-                raise
-            self._statistics.keep()
-            if getattr(self.policy, "normalize_observations", False):
-                self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
-        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-
     @_torch_settings()
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """
@@ -523,6 +505,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
         return min(self.learning_starts, self.replay_buffer.buffer_size * self.replay_buffer.n_envs)
 
+    def _count_observations(self) -> None:
+        """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
+        if getattr(self.policy, "normalize_observations", False):
+            normalizer: ObservationNormalizer = self.policy.normalizer  # type: ignore[assignment]
+            normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)
+
     def _update_learning_rates(self) -> None:
         check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
@@ -561,30 +549,61 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         diagnostics.record(self)
         super().dump_logs()
 
-    def set_random_seed(self, seed: int | None = None) -> None:
+    def _take_over_reset(self) -> None:
+        super()._take_over_reset()
+        first = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
+        try:
+            transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
+        except NonFiniteError:
+            self._statistics.restore()
+            self._last_obs = None  # so that the next `learn` resets the environments
+            raise
+        self._statistics.keep()
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
+        if normalization is None or not self._is_env_used_by_others():
+            try:
+                transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
+            except NonFiniteError:
+                self._statistics.restore()
+                raise
+            self._statistics.keep()
+            if getattr(self.policy, "normalize_observations", False):
+                self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """As SB3's, but not below 0 where the last rollout passes the end: a schedule may be negative there."""
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
         """
-        Seed Python, numpy, torch, the action space, the environment and the target noise.
+        Save the model to a file, which SB3's ``TD3`` reads too if the model was made with ``n_quantiles=1``.
 
-        :param seed: ``None`` seeds the target noise alone, from torch's global generator
+        Attributes other than plain values and known classes, such as a function as ``learning_rate``, are saved as SB3 does;
+        loading them takes ``trust=True`` or ``custom_objects``.
+
+        :param path: the file; ``.zip`` is added to a name without suffix
+        :param exclude: attributes to leave out
+        :param include: attributes to save that are left out otherwise
         """
-        if self._loading:
-            if self.device.type == "cuda" and self.seed is not None:  # SB3's seeding sets these too
-                th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
-            return
-        super().set_random_seed(seed)
-        self._seed_noise(seed)
-
-    def _seed_noise(self, seed: int | None) -> None:
-        if seed is None:
-            with th.random.fork_rng(devices=[]):
-                seed = int(th.randint(2**31, ()))
-        self.noise_generator.manual_seed(seed)
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Continue with another environment, as in SB3. Hindsight replay then computes the rewards of its goals with it."""
-        super().set_env(env, force_reset)
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env
+        policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
+        model_zip.save(super().save, self, policy_class, path, exclude, include)
 
     @class_load
     def load(
@@ -622,25 +641,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return model_zip.load(
             super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
         )
-
-    def save(
-        self,
-        path: str | pathlib.Path | io.BufferedIOBase,
-        exclude: Iterable[str] | None = None,
-        include: Iterable[str] | None = None,
-    ) -> None:
-        """
-        Save the model to a file, which SB3's ``TD3`` reads too if the model was made with ``n_quantiles=1``.
-
-        Attributes other than plain values and known classes, such as a function as ``learning_rate``, are saved as SB3 does;
-        loading them takes ``trust=True`` or ``custom_objects``.
-
-        :param path: the file; ``.zip`` is added to a name without suffix
-        :param exclude: attributes to leave out
-        :param include: attributes to save that are left out otherwise
-        """
-        policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
-        model_zip.save(super().save, self, policy_class, path, exclude, include)
 
     def set_parameters(
         self,
@@ -686,6 +686,23 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         loaded.device = self.device
         self.replay_buffer = loaded
 
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), *NOT_SAVED]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "actor.optimizer", "critic.optimizer"], []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the compiled programs."""
+        return {**self.__dict__, "_updater": None, "_updater_made_for": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._vec_normalize_env is not None and self._vec_normalize_env.venv is None:
+            self.env = None  # SB3 copies the statistics of VecNormalize, but not the environments that it wraps
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env
+
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """
         Export ``predict`` as one ONNX graph, from raw observations to actions of the environment.
@@ -703,23 +720,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises FileNotFoundError: if the folder of ``path`` does not exist
         """
         onnx.export_onnx(self, path, env)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *NOT_SAVED]
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return ["policy", "actor.optimizer", "critic.optimizer"], []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the compiled programs."""
-        return {**self.__dict__, "_updater": None, "_updater_made_for": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._vec_normalize_env is not None and self._vec_normalize_env.venv is None:
-            self.env = None  # SB3 copies the statistics of VecNormalize, but not the environments that it wraps
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env
 
 
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:

@@ -16,8 +16,8 @@ from tests.tools import model
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
 
 
-# Files with long tests, or with fixtures that all their tests share. They come first: at the end xdist's workers take tests from
-# each other, and those are short then and share little.
+# Files with long tests, or with fixtures that all their tests share. They come first: at the end xdist's workers take tests
+# from each other, and those are short then and share little.
 LONG = [
     "test_works_with_rl_zoo", "test_passes_sb3s_own_tests", "test_studies_survive_faults", "test_studies", "test_ray_vec_env",
     "test_survives_faults", "test_command_trains", "test_command_reads_runs", "test_docs_and_examples_run",

@@ -83,6 +83,33 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
     return {name: column[run["timesteps"] <= step] for name, column in run.items()}
 
 
+ARMS = {
+    "hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps",
+    "hold": "rate held to 300,000 steps, then falling to 0",
+    "starts3000": "3,000 random steps, not 10,000",
+}
+TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
+
+
+def recipe_table(found: Runs) -> str:
+    """Runs of 500,000 steps on tuning seeds beside the preset's five seeds, as Markdown."""
+    lines = [f"| change | {' | '.join(TASKS)} |", "|---" * (len(TASKS) + 1) + "|"]
+    lines.append(f"| none, seeds 0 to 4 | {' | '.join(_ends(found, 'default', task, reported=True) for task in TASKS)} |")
+    for setting, change in ARMS.items():
+        lines.append(f"| {change} | {' | '.join(_ends(found, setting, task, reported=False) for task in TASKS)} |")
+    return "\n".join(lines)
+
+
+def _ends(found: Runs, setting: str, task: str, reported: bool) -> str:
+    """Mean of the last 100,000 steps: over all seeds with its spread, or seed by seed."""
+    members = {int(run["seed"][0]): run for run in found["td3x", setting, f"{task}BulletEnv-v0"]}
+    scores = {seed: last(run, 100_000) for seed, run in members.items() if run["timesteps"].max() >= 500_000}
+    if reported:
+        kept = [score for seed, score in scores.items() if seed < TUNING_SEEDS]
+        return f"{np.mean(kept):.0f} ± {np.std(kept, ddof=1):.0f}"
+    return ", ".join(f"{score:.0f} (seed {seed})" for seed, score in scores.items() if seed >= TUNING_SEEDS) or "-"
+
+
 def screening_table(found: Runs) -> str:
     """The short runs on tuning seeds, as Markdown."""
     marks = (50_000, 100_000, 150_000, 200_000, 300_000)
@@ -123,5 +150,6 @@ def values_table() -> str:
 
 
 def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
-    """Fill the page's table."""
+    """Fill the page's tables."""
     fill(page, "ablation table", ablation_table(runs()))
+    fill(page, "recipe table", recipe_table(runs()))

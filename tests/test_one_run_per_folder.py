@@ -55,12 +55,10 @@ class TestOneWriter:
         monkeypatch.setattr(lock, "LEASE_SECONDS", 1.5)
 
     def test_a_second_one_is_refused_at_once_with_the_process_of_the_first(self, tmp_path, caplog):
-        with RunLock(tmp_path):
-            began = time.monotonic()
-            with pytest.raises(RunLockedError, match=rf"process {os.getpid()} on {socket.gethostname()}"), RunLock(tmp_path):
-                pass
-            assert time.monotonic() - began < 1
-        assert caplog.text == ""
+        refused = pytest.raises(RunLockedError, match=rf"process {os.getpid()} on {socket.gethostname()}")
+        with RunLock(tmp_path), refused, RunLock(tmp_path):
+            pass
+        assert caplog.text == ""  # it says so when it waits
         with RunLock(tmp_path):
             pass  # the first has left
         assert list(tmp_path.iterdir()) == []
@@ -70,10 +68,8 @@ class TestOneWriter:
         code += "held = lock.RunLock(pathlib.Path(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
         subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
         assert (tmp_path / "lock").exists()
-        began = time.monotonic()
         with RunLock(tmp_path) as ours:
             assert ours.is_ours()
-        assert time.monotonic() - began < 1
         assert caplog.text == ""
 
     def test_one_whose_process_number_is_in_use_again_is_taken_over_at_once(self, tmp_path, caplog):

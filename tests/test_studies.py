@@ -128,13 +128,14 @@ class TestFile:
             runners.on_ray("local")
 
 
-class TestResults:
-    @pytest.fixture(scope="class")
-    def finished(self, tmp_path_factory):
-        path = tmp_path_factory.mktemp("study")
-        runs = study(path / "s.yml", runs=[{"setting": "default"}, {"setting": "slow", "overrides": {"learning_rate": 1e-5}}])
-        return path, runs, made(runs, path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("study")
+    runs = study(path / "s.yml", runs=[{"setting": "default"}, {"setting": "slow", "overrides": {"learning_rate": 1e-5}}])
+    return path, runs, made(runs, path)
 
+
+class TestResults:
     def test_every_run_has_a_table_of_its_scores(self, finished):
         path, runs, outcomes = finished
         assert all(outcome.is_finished for outcome in outcomes.values())

@@ -35,14 +35,15 @@ def attempts(path, run):
     return [int(step.replace(",", "")) for step in re.findall(r"at step ([\d,]+) of", log.read_text())] if log.exists() else []
 
 
-class TestWorkers:
-    @pytest.fixture(scope="class")
-    def whole(self, tmp_path_factory):
-        """A study that nobody disturbs."""
-        path = tmp_path_factory.mktemp("whole")
-        made(study(path / "s.yml"), path)
-        return tables(path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that nobody disturbs."""
+    path = tmp_path_factory.mktemp("whole")
+    made(study(path / "s.yml"), path)
+    return tables(path)
 
+
+class TestWorkers:
     def test_a_killed_process_is_replaced_and_its_run_resumed_exactly(self, whole, tmp_path):
         self.check(whole, tmp_path, runners.local(2))
 

@@ -17,27 +17,30 @@ from tests.resuming import seeded
 from tests.tools import model
 
 
+def forge(folder, change):
+    newest = Store(folder).checkpoints()[-1]
+    state_file = newest.path / "state.pkl"
+    state = pickle.loads(state_file.read_bytes())
+    change(newest.manifest, state)
+    state_file.write_bytes(pickle.dumps(state))
+    if isinstance(newest.manifest["files"], dict):
+        newest.manifest["files"]["state.pkl"] = files.describe(state_file)
+    (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
+
+
+def evaluation(folder):
+    return EvalCallback(seeded(), eval_freq=10, log_path=folder, verbose=0, warn=False)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("untrusted") / "run"
+    model(seeded()).learn(40, [evaluation(folder), TD3XCheckpointCallback(20, folder)])
+    return folder
+
+
 class TestAnUntrustedCheckpoint:
     """Its checksums fit whatever it says, so they prove nothing."""
-
-    def forge(self, folder, change):
-        newest = Store(folder).checkpoints()[-1]
-        state_file = newest.path / "state.pkl"
-        state = pickle.loads(state_file.read_bytes())
-        change(newest.manifest, state)
-        state_file.write_bytes(pickle.dumps(state))
-        if isinstance(newest.manifest["files"], dict):
-            newest.manifest["files"]["state.pkl"] = files.describe(state_file)
-        (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
-
-    def evaluation(self, folder):
-        return EvalCallback(seeded(), eval_freq=10, log_path=folder, verbose=0, warn=False)
-
-    @pytest.fixture(scope="module")
-    def saved(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("untrusted") / "run"
-        model(seeded()).learn(40, [self.evaluation(folder), TD3XCheckpointCallback(20, folder)])
-        return folder
 
     @pytest.fixture
     def run(self, saved, tmp_path):
@@ -49,19 +52,19 @@ class TestAnUntrustedCheckpoint:
             def __reduce__(self):
                 return os.system, (f"touch {run / 'canary'}",)
 
-        self.forge(run, lambda manifest, state: state["callbacks"].update(attack=Attack()))
+        forge(run, lambda manifest, state: state["callbacks"].update(attack=Attack()))
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*system"):
             resume_run(run, seeded())
         assert not (run / "canary").exists()
 
     def test_does_not_cut_files_that_the_run_does_not_write(self, run):
-        self.forge(run, lambda manifest, state: manifest["logs"].update({"../mine": 0}))
+        forge(run, lambda manifest, state: manifest["logs"].update({"../mine": 0}))
         resume_run(run, seeded()).learn(60, resume=True)
         assert (run.parent / "mine").read_text() == "my work\n"
 
     def test_does_not_write_events_into_another_runs_folder(self, run):
         (run.parent / "Other_1").mkdir()
-        self.forge(run, lambda manifest, state: manifest["logs"].update({"../Other_1/": 0}))
+        forge(run, lambda manifest, state: manifest["logs"].update({"../Other_1/": 0}))
         resumed = resume_run(run, seeded())
         resumed.set_logger(log_state.configure(run / "progress.csv"))
         resumed.learn(60, resume=True)
@@ -73,12 +76,12 @@ class TestAnUntrustedCheckpoint:
             (copy,) = state["files"].values()
             state["files"] = {"../mine": copy, "mine": copy}
 
-        self.forge(run, change)
+        forge(run, change)
         resume_run(run, seeded()).learn(60, resume=True)
         assert (run.parent / "mine").read_text() == "my work\n"
 
     def test_does_not_have_other_files_copied_into_the_run(self, run):
-        self.forge(run, lambda manifest, state: state.update(files=dict.fromkeys(state["files"], "../../mine")))
+        forge(run, lambda manifest, state: state.update(files=dict.fromkeys(state["files"], "../../mine")))
         evaluation = EvalCallback(seeded(), eval_freq=1000, log_path=run, verbose=0, warn=False)
         before = (run / "evaluations.npz").read_bytes()
         resume_run(run, seeded()).learn(60, evaluation, resume=True)
@@ -86,7 +89,7 @@ class TestAnUntrustedCheckpoint:
 
     def test_sets_nothing_of_a_callback_but_its_state(self, run):
         theirs = {"save_path": str(run.parent), "log_path": str(run.parent / "mine"), "model": None}
-        self.forge(run, lambda manifest, state: [saved["attributes"].update(theirs) for saved in state["callbacks"].values()])
+        forge(run, lambda manifest, state: [saved["attributes"].update(theirs) for saved in state["callbacks"].values()])
         evaluation = EvalCallback(seeded(), eval_freq=10, log_path=run, verbose=0, warn=False)
         saving = TD3XCheckpointCallback(20, run)
         resume_run(run, seeded()).learn(60, [evaluation, saving], resume=True)
@@ -94,7 +97,7 @@ class TestAnUntrustedCheckpoint:
         assert sorted(path.name for path in run.parent.iterdir()) == ["mine", "run"]
 
     def test_that_says_to_keep_more_of_a_log_than_there_is_keeps_all(self, run):
-        self.forge(run, lambda manifest, state: manifest["logs"].update({"progress.csv": 10**15}))
+        forge(run, lambda manifest, state: manifest["logs"].update({"progress.csv": 10**15}))
         resumed = resume_run(run, seeded())
         resumed.set_logger(configure(str(run), ["csv"]))
         resumed.learn(60, resume=True)
@@ -114,7 +117,7 @@ class TestAnUntrustedCheckpoint:
             if where == "environment":
                 state["env"]["envs"][0]["random"] = behind
 
-        self.forge(run, change)
+        forge(run, change)
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*position"):
             resume_run(run, seeded()).learn(60, resume=True)
 
@@ -138,20 +141,20 @@ class TestAnUntrustedCheckpoint:
 
     @pytest.mark.parametrize("chunks", [5, [{}], [{"file": "a", "bytes": 0, "sha256": ""}]])
     def test_whose_chunks_are_invalid_is_refused(self, run, chunks):
-        self.forge(run, lambda manifest, state: manifest["replay"].update(chunks=chunks))
+        forge(run, lambda manifest, state: manifest["replay"].update(chunks=chunks))
         with pytest.raises(CheckpointError):
             resume_run(run, seeded())
 
     @pytest.mark.parametrize("part", ["generators", "env", "callbacks", "files", "log", "model"])
     @pytest.mark.parametrize("value", [None, [1]])
     def test_whose_state_is_invalid_is_refused(self, run, part, value):
-        self.forge(run, lambda manifest, state: state.update({part: value}))
+        forge(run, lambda manifest, state: state.update({part: value}))
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be read"):
-            resume_run(run, seeded()).learn(60, self.evaluation(run), resume=True)
+            resume_run(run, seeded()).learn(60, evaluation(run), resume=True)
 
     @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}])
     def test_whose_manifest_is_invalid_is_refused(self, run, change):
-        self.forge(run, lambda manifest, state: manifest.update(change))
+        forge(run, lambda manifest, state: manifest.update(change))
         with pytest.raises(CheckpointError, match=r"manifest.json (has|cannot|lists)"):
             resume_run(run, seeded())
 
@@ -170,7 +173,7 @@ class TestAnUntrustedCheckpoint:
             np.savez(path, **arrays)
             chunk.update(files.describe(path))
 
-        self.forge(run, change)
+        forge(run, change)
         with pytest.raises(CheckpointError, match=r"transitions_\d+_40_.*(npz file of numbers|shape|said to hold)"):
             resume_run(run, seeded())
 
@@ -182,6 +185,6 @@ class TestAnUntrustedCheckpoint:
             else:
                 manifest["replay"]["chunks"][0]["file"] = "../../mine"
 
-        self.forge(run, change)
+        forge(run, change)
         with pytest.raises(CheckpointError, match="names a file outside of its folder"):
             resume_run(run, seeded())

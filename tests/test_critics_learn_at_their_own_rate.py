@@ -35,15 +35,6 @@ def test_it_may_be_a_schedule():
     assert rates(algorithm) == pytest.approx((1e-3, 1e-3))
 
 
-def test_an_edit_takes_effect_with_the_next_update_and_makes_no_program():
-    algorithm = without_output(model(batch_size=8, accelerate="compiled", policy_delay=1))
-    for rate in (None, 5e-3, LinearSchedule(7e-3, 0.0, 1.0), None):
-        algorithm.qf_learning_rate = rate
-        run(algorithm)
-        assert rates(algorithm)[1] == {None: 1e-3}.get(rate, rate if isinstance(rate, float) else 7e-3)
-    assert algorithm._get_updater().programs_made == 2
-
-
 def test_it_is_saved_and_can_be_changed_at_load(tmp_path):
     model(qf_learning_rate=LinearSchedule(4e-3, 0.0, 1.0)).learn(20).save(tmp_path / "model")
     assert TD3X.load(tmp_path / "model").qf_learning_rate(0.5) == 2e-3

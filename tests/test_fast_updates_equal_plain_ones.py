@@ -15,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
@@ -99,6 +100,26 @@ def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
     loaded = without_output(TD3X.load(tmp_path / "model", env=LineEnv(), trust=True))
     train_on(loaded, range(4))
     assert programs(loaded) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "programs_made", "settings"),
+    [
+        ("max_grad_norm", (0.05, 0.01, None, 1, 0.002), [2, 2, 2, 2, 2], {}),
+        ("qf_learning_rate", (None, 5e-3, LinearSchedule(7e-3, 0.0, 1.0), None), [2, 2, 2, 2], {}),
+        ("top_quantiles_to_drop_per_net", (2, 1, 2, 1.0), [2, 3, 3, 3], {"n_quantiles": 5}),
+    ],
+)
+def test_an_edited_setting_takes_effect_with_the_next_update(name, values, programs_made, settings):
+    plain, compiled = pair(policy_delay=1, **settings)
+    made = []
+    for seed, value in enumerate(values):
+        for algorithm in (plain, compiled):
+            setattr(algorithm, name, value)
+            train_on(algorithm, [seed])
+        made.append(programs(compiled))
+        assert_equal(plain, compiled, atol=1e-6)
+    assert made == programs_made
 
 
 @pytest.mark.parametrize("first", ["plain", "compiled"])

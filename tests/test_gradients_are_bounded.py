@@ -5,7 +5,6 @@ import pytest
 import torch as th
 
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError
-from sb3_td3x.td3x import compiled
 from sb3_td3x.td3x.gradient_step import clip_gradients
 from tests.tools import SMALL, feed, largest_difference, model, random_batch, train_on, weights, without_output
 from tests.zips import with_attributes
@@ -50,20 +49,6 @@ def test_a_bound_that_is_never_reached_is_none_bit_for_bit():
     for algorithm in (free, bounded):
         train_on(algorithm, range(5))
     assert largest_difference(weights(free), weights(bounded)) == 0
-
-
-@pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
-def test_an_edit_takes_effect_on_every_path_and_makes_no_program():
-    plain, compiled = ready(), ready("compiled")
-    programs = []
-    for seed, bound in enumerate((0.05, 0.01, None, 1, 0.002)):
-        for algorithm in (plain, compiled):
-            algorithm.max_grad_norm = bound
-            train_on(algorithm, [seed])
-        programs.append(compiled._get_updater().programs_made)
-        for name, value in weights(plain).items():
-            th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
-    assert programs == [2, 2, 2, 2, 2]
 
 
 def test_a_frozen_layer_is_not_part_of_the_norm():

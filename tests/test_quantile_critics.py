@@ -136,22 +136,6 @@ class TestDropping:
             train_on(algorithm, [0])
         assert largest_difference(weights(algorithm), before) == 0
 
-    def test_an_edit_takes_effect_on_every_path_and_makes_one_program(self):
-        plain, compiled = (ready(path, policy_delay=1) for path in ("plain", "compiled"))
-        programs = []
-        for drop, seed in ((2, 0), (1, 1), (2, 2), (1.0, 3)):
-            for algorithm in (plain, compiled):
-                algorithm.top_quantiles_to_drop_per_net = drop
-                train_on(algorithm, [seed])
-            programs.append(compiled._get_updater().programs_made)
-            for name, value in weights(plain).items():
-                th.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
-        assert programs == [2, 3, 3, 3]
-        edited = weights(plain)
-        plain = ready(policy_delay=1)
-        train_on(plain, range(4))
-        assert largest_difference(weights(plain), edited) > 1e-5
-
 
 class TestEverywhere:
     @pytest.mark.parametrize(("n_critics", "share"), [(1, False), (3, True)])

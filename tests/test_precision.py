@@ -107,4 +107,5 @@ class TestPrecision:
         with pytest.raises(ValueError, match="this processor has no units"):
             loaded.learn(30)
         assert largest_difference(before, weights(loaded)) == 0
-        assert "has not been measured" in precision.unsupported_reason("bf16", th.device("cuda"))
+        with pytest.raises(ValueError, match="has not been measured"):
+            precision.require_supported("bf16", th.device("cuda"))

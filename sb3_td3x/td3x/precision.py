@@ -14,8 +14,6 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-PRECISIONS = ("fp32", "bf16")
-KERNELS = ("default", "onednn")
 # Products with a shorter side are cheap, and mostly carry observations, actions and values: they stay in float32
 SHORTEST_HIDDEN_SIDE = 64
 ZEN_5 = ("AuthenticAMD", "family 26 ")
@@ -28,21 +26,16 @@ def has_bf16_units() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def unsupported_reason(products: str, device: th.device) -> str | None:
-    """Why updates on this machine cannot multiply in ``"bf16"`` without taking several times as long; ``None`` if they can."""
-    if products == "fp32":
-        return None
-    if device.type != "cpu":
-        return f"it has not been measured on {device.type!r}"
-    if not has_bf16_units():
-        return "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
-    return None
-
-
 def require_supported(products: str, device: th.device) -> None:
-    """:raises ValueError: for ``"bf16"`` where it cannot win; a model can still predict and be exported"""
-    if (reason := unsupported_reason(products, device)) is not None:
-        raise ValueError(f"precision={products!r} cannot be used for updates: {reason}; set precision='fp32'")
+    """:raises ValueError: for updates in ``"bf16"`` where they would take several times as long as in float32"""
+    if products == "fp32":
+        return
+    reason = "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
+    if device.type != "cpu":
+        reason = f"it has not been measured on {device.type!r}"
+    elif has_bf16_units():
+        return
+    raise ValueError(f"precision={products!r} cannot be used for updates: {reason}; set precision='fp32'")
 
 
 def hidden_layers(network: nn.Module) -> list[nn.Linear]:
@@ -142,11 +135,10 @@ def _onednn_is_accurate() -> bool:
 @cache
 def processor() -> str:
     """The processor's model, as precisely as the system tells it."""
-    names = {"vendor_id": "", "model name": "", "cpu family": "family ", "model": "model ", "stepping": "stepping "}
-    try:
-        lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()]
-        values = {line[0].strip(): line[1].strip() for line in lines if len(line) == 2}
-        described = " ".join(prefix + values[name] for name, prefix in names.items() if name in values)
-    except OSError:
-        described = ""
+    described = ""
+    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
+        lines = [line.split(":", 1) for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if ":" in line]
+        values = {name.strip(): value.strip() for name, value in lines}
+        prefixes = {"vendor_id": "", "model name": "", "cpu family": "family ", "model": "model ", "stepping": "stepping "}
+        described = " ".join(prefix + values[name] for name, prefix in prefixes.items() if name in values)
     return f"{described or platform.processor() or platform.machine()}, {th.backends.cpu.get_cpu_capability()}"

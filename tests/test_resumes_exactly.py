@@ -362,8 +362,11 @@ class TestSaysWhatIsNotExact:
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
         monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
-        with pytest.warns(UserWarning, match=r"updates were plain, are compiled: after 5 updates"):
-            resume_run(tmp_path, seeded())._setup_learn(20, None, reset_num_timesteps=False)
+        with pytest.warns(UserWarning, match="update path was plain, is compiled"):
+            resumed = resume_run(tmp_path, seeded())
+            resumed._setup_learn(20, None, reset_num_timesteps=False)
+        resumed._get_updater()._declined = "no program can be made"
+        assert save_run(resumed, tmp_path).manifest["machine"]["update path"] == "plain"
 
     def test_a_model_on_the_cpu_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
         monkeypatch.setattr(th.cuda, "is_available", lambda: True)

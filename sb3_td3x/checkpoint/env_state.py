@@ -43,23 +43,21 @@ GYMNASIUM = {
     "NormalizeObservation": ("obs_rms",),
     "NormalizeReward": ("return_rms", "discounted_reward", "returns"),  # the last before Gymnasium 1.0
 }
-LAYERS: dict[type[gym.Wrapper], tuple[str, ...]] = {
+LAYERS: dict[type, tuple[str, ...]] = {
     **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
-}
-CHECKED = ("checked_reset", "checked_step", "checked_data_reuse")
-"""What ``PassiveEnvChecker`` checks once, at the first reset and steps of a process, by comparing one with the next."""
-VEC_LAYERS: dict[type[VecEnv], tuple[str, ...]] = {
     VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
     VecTransposeImage: (),
     VecCheckNan: (),
 }
+CHECKED = ("checked_reset", "checked_step", "checked_data_reuse")
+"""What ``PassiveEnvChecker`` checks once, at the first reset and steps of a process, by comparing one with the next."""
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
 """Packages whose other wrappers keep nothing beyond an episode."""
 OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
-"""Attributes of ``VEC_LAYERS`` that a reset begins anew."""
+"""Attributes of the layers around the environments that a reset begins anew."""
 
 
 class ResumableEnv(gym.Wrapper):
@@ -128,10 +126,10 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     """
     *layers, innermost = _vec_layers(env)
     envs = _call(innermost, "get_env_state", [(was_reset,)] * env.num_envs)
-    unknown = [layer for layer in layers if type(layer) not in VEC_LAYERS]
+    unknown = [layer for layer in layers if type(layer) not in LAYERS]
     return {
         "envs": envs,
-        "vec": [_get_vec_state(layer) for layer in layers],
+        "vec": [(type(layer).__name__, _get_state(layer)) for layer in layers],
         "complete": envs is not None and all(state["complete"] for state in envs) and not unknown,
         "forgets": sorted({*_names(unknown), *(name for state in envs or [] for name in state["forgets"])}),
         "seeds": list(innermost._seeds),  # used by the next reset, if there was none yet
@@ -169,11 +167,9 @@ def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> Non
     :param of_episodes: also what belongs to the current episodes
     """
     *layers, _ = _vec_layers(env)
-    for layer, state in zip(layers, saved["vec"], strict=False):
-        if state is not None and state["class"] == type(layer).__name__:
-            for name in VEC_LAYERS[type(layer)]:
-                if state.get(name) is not None and (of_episodes or name not in OF_EPISODES):
-                    _set_attribute(layer, name, state[name])
+    for layer, (name, state) in zip(layers, saved["vec"], strict=False):
+        if state is not None and name == type(layer).__name__:
+            _set_state(layer, {key: state[key] for key in state if of_episodes or key not in OF_EPISODES})
 
 
 def monitor_files(env: VecEnv) -> list[str]:
@@ -214,58 +210,39 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
     return [env.env_method(name, *own, indices=[index])[0] for index, own in enumerate(arguments)]
 
 
-def _get_state(layer: gym.Env) -> Any:
+def _get_state(layer: gym.Env | VecEnv) -> Any:
     if hasattr(type(layer), "get_run_state"):
-        return layer.get_run_state()  # type: ignore[attr-defined]
+        return layer.get_run_state()  # type: ignore[union-attr]
     if type(layer) not in LAYERS:
         return None
-    state = {name: _get_values(getattr(layer, name)) for name in LAYERS[type(layer)] if hasattr(layer, name)}  # type: ignore[index]
+    state = {}
+    for name in LAYERS[type(layer)]:
+        if hasattr(layer, name):
+            value = getattr(layer, name)
+            state[name] = [dict(vars(moments)) for moments in _running_moments(value)] or value
     if isinstance(layer, Monitor):
         file = None if layer.results_writer is None else os.path.realpath(layer.results_writer.file_handler.name)
         return {**state, "elapsed": time.time() - layer.t_start, "file": file}
     return state
 
 
-def _set_state(layer: gym.Env, state: dict[str, Any]) -> None:
+def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
     if hasattr(type(layer), "set_run_state"):
-        layer.set_run_state(state)  # type: ignore[attr-defined]
+        layer.set_run_state(state)  # type: ignore[union-attr]
         return
-    for name in LAYERS[type(layer)]:  # type: ignore[index]
-        if name in state:
-            _set_attribute(layer, name, state[name])
+    for name in state.keys() & LAYERS[type(layer)]:
+        if present := _running_moments(getattr(layer, name, None)):
+            for moments, values in zip(present, state[name], strict=True):
+                vars(moments).update({key: values[key] for key in vars(moments)})
+        else:
+            setattr(layer, name, state[name])
     if isinstance(layer, Monitor):
         layer.t_start = time.time() - state["elapsed"]  # the time between two processes does not count
     if isinstance(layer, wrappers.PassiveEnvChecker):
         vars(layer).update(dict.fromkeys(CHECKED, True))
 
 
-def _get_vec_state(layer: VecEnv) -> dict[str, Any] | None:
-    if type(layer) not in VEC_LAYERS:
-        return None
-    state = {name: _get_values(getattr(layer, name, None)) for name in VEC_LAYERS[type(layer)]}
-    return {"class": type(layer).__name__, **state}
-
-
-def _are_moments(value: Any) -> bool:
-    """Whether it is a ``RunningMeanStd``, SB3's or Gymnasium's."""
-    return all(hasattr(value, name) for name in ("mean", "var", "count"))
-
-
-def _get_values(value: Any) -> Any:
-    """An attribute in arrays and numbers."""
-    if _are_moments(value):
-        return {"mean": value.mean, "var": value.var, "count": value.count}
-    if isinstance(value, dict):
-        return {key: _get_values(part) for key, part in value.items()}
-    return value
-
-
-def _set_attribute(layer: gym.Env | VecEnv, name: str, saved: Any) -> None:
-    present: Any = getattr(layer, name, None)
-    if _are_moments(present):
-        present.mean, present.var, present.count = saved["mean"], saved["var"], saved["count"]
-    elif isinstance(present, dict) and any(map(_are_moments, present.values())):
-        for key, moments in present.items():
-            moments.mean, moments.var, moments.count = (saved[key][part] for part in ("mean", "var", "count"))
-    else:
-        setattr(layer, name, saved)
+def _running_moments(value: Any) -> list[Any]:
+    """The ``RunningMeanStd`` in an attribute, SB3's or Gymnasium's: one, or a dict of them."""
+    parts = value.values() if isinstance(value, dict) else [value]
+    return [part for part in parts if hasattr(part, "update_from_moments")]

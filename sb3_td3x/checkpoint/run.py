@@ -1,6 +1,5 @@
 """Saving a whole run and resuming it: the model and everything around it that the next step depends on."""
 
-import copy
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -104,7 +103,7 @@ def save_run(
                 "updates": model._n_updates,
                 "replay": _save_buffer(model, store, partial, save) if with_replay_buffer else {},
                 "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
-                **_rounding(model),
+                "machine": _machine(model),
                 "resumed": model.resumptions,
                 "not_exact": _not_exact(model, environments, callbacks, with_replay_buffer),
             }
@@ -139,7 +138,10 @@ def resume_run(
     """
     store = Store(Path(folder).resolve())
     found = store.find(checkpoint)
-    state = _read_state(found)
+    with _as_checkpoint_error(found.path / STATE):
+        state = safe_pickle.loads((found.path / STATE).read_bytes())
+        if invalid := [name for name in STATE_PARTS if not isinstance(state[name], dict)]:
+            raise ValueError(f"its {invalid[0]!r} is not valid")
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not trust:
@@ -152,7 +154,7 @@ def resume_run(
             model._matrix_kernels = machine["matrix kernels"]
         env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
     with _as_checkpoint_error(store.chunks):
-        problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest)
+        problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest["machine"])
         problems += [reason for reason in found.manifest["not_exact"] if reason == INSIDE_ROLLOUT]
     _saves.setdefault(model, {})[store.folder] = _Save(
         found, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
@@ -201,15 +203,6 @@ def _pickled(state: dict[str, Any], folder: Path) -> bytes:
         except NotAllowed as error:
             raise CheckpointError(folder, f"cannot hold the state of {owner}: {error}") from error
     return pickled
-
-
-def _read_state(found: Checkpoint) -> dict[str, Any]:
-    with _as_checkpoint_error(found.path / STATE):
-        state = safe_pickle.loads((found.path / STATE).read_bytes())
-        for name in STATE_PARTS:
-            if not isinstance(state[name], dict):
-                raise ValueError(f"its {name!r} is not valid")
-    return state
 
 
 @contextmanager
@@ -289,31 +282,23 @@ def _forgotten(wrapper: str) -> str:
     return f"what {wrapper} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
 
 
-def _rounding(model: Resumable) -> dict[str, Any]:
-    """What the rounding of a run depends on besides its settings: versions, processor, threads, path of the updates."""
-    machine = {"processor": precision.processor(), "torch threads": th.get_num_threads()}
-    described = {"versions": {name: version(name) for name in VERSIONS}, "machine": machine, "path": None}
+def _machine(model: Resumable) -> dict[str, Any]:
+    """What the rounding of a run depends on besides its settings, and the versions of what draws its random numbers."""
+    described: dict[str, Any] = {name: version(name) for name in VERSIONS}
+    described |= {"processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
-        described["path"] = update_path(model.accelerate, model.policy, model._updates_since_load)[0]
-        machine["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
+        path, _ = update_path(model.accelerate, model.policy, model._updates_since_load)
+        described["update path"] = "plain" if getattr(model._updater, "_declined", None) else path
+        described["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
     return described
 
 
-def _differences(model: Resumable, manifest: dict[str, Any]) -> list[str]:
-    """Which versions, processor or threads differ from those of the saved run, in words."""
-    here, differences = _rounding(model), []
-    for part, what in (("versions", "rounding and random numbers"), ("machine", "rounding")):
-        pairs = {name: (manifest[part].get(name, value), value) for name, value in here[part].items()}
-        differences += [f"{what} ({name} was {was}, is {value})" for name, (was, value) in pairs.items() if was != value]
-    return differences
-
-
-def _other_path(model: Resumable, saved_path: str | None) -> list[str]:
-    """Which path the updates were made on and which one they will be made on, in words, if these differ."""
-    if saved_path is None or not isinstance(model, TD3X) or not model._n_updates:
-        return []
-    path, reason = update_path(model.accelerate, model.policy, model._updates_since_load)
-    return [] if path == saved_path else [f"rounding (updates were {saved_path}, are {path}: {reason})"]
+def _differences(model: Resumable, saved: dict[str, Any]) -> list[str]:
+    """Which versions, processor, threads or path of the updates differ from those of the saved run, in words."""
+    pairs = {name: (saved.get(name, value), value) for name, value in _machine(model).items()}
+    return [
+        f"rounding or random numbers ({name} was {was}, is {value})" for name, (was, value) in pairs.items() if was != value
+    ]
 
 
 class _Restoration:
@@ -322,71 +307,65 @@ class _Restoration:
 
     Until that step is made it can be called again: nothing is lost where ``learn`` ends with an error before it.
 
+    :param model: as it was loaded
     :param problems: what could not be restored so far
     """
 
     def __init__(self, model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str]):
         self.model, self.found, self.state, self.problems = model, found, state, problems
-        self.was_cut, self.is_first = _was_cut(model), _is_before_learn(model)
-        self.resumptions, self.state_path = model.resumptions, found.path / STATE
-        self.reached: tuple[Any, Any] | None = None  # the environments' last observation and whether it began an episode
+        self.was_cut, self.is_first, self.resumptions = _was_cut(model), _is_before_learn(model), model.resumptions
+        self.last_obs: Any = model._last_obs
+        self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (not self.was_cut)
 
     def __call__(self, callback: BaseCallback) -> None:
-        model, env, state = self.model, _env_of(self.model), self.state
-        self.reached = self.reached or copy.deepcopy((model._last_obs, model._last_episode_starts))
+        model, env, state, folder = self.model, _env_of(self.model), self.state, self.found.path
         callback_state.require_same_episodes(callback, state["callbacks"])
         paths = callback_state.files(callback)  # this process's: a checkpoint does not say where to write
         for owner in state["files"].keys() & paths.keys():
             if (name := state["files"][owner]) in self.found.manifest["files"]:
-                files.write(paths[owner], (self.found.path / name).read_bytes())
-        with _as_checkpoint_error(self.state_path):
-            problems = [*self.problems, *_other_path(model, self.found.manifest["path"])]
-            problems += callback_state.restore(callback, state["callbacks"])
-        problems += self._restore_envs(env, state["env"], *self.reached)
-        with _as_checkpoint_error(self.state_path):
-            log_state.truncate(model.logger, env, self.found.path.parent, self.found.manifest["logs"], model.num_timesteps)
+                files.write(paths[owner], (folder / name).read_bytes())
+        with _as_checkpoint_error(folder / STATE):
+            problems = self.problems + callback_state.restore(callback, state["callbacks"])
+        problems += self._restore_envs(env, state["env"])
+        with _as_checkpoint_error(folder / STATE):
+            log_state.truncate(model.logger, env, folder.parent, self.found.manifest["logs"], model.num_timesteps)
             log_state.record(model.logger, state["log"])
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
             warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
 
-    def _restore_envs(self, env: VecEnv, saved: dict[str, Any], last_obs: Any, episode_starts: Any) -> list[str]:
-        model, at_start = self.model, np.asarray(episode_starts, dtype=bool) & (not self.was_cut)
-        with _as_checkpoint_error(self.state_path):
-            restored = env_state.set_envs(env, saved, rewind=[bool(start) and not saved["complete"] for start in at_start])
+    def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
+        model, normalization = self.model, self.model.get_vec_normalize_env()
+        at_start = np.broadcast_to(self.at_start, env.num_envs)
+        rewinds = [self.is_first or bool(start and not saved["complete"]) for start in at_start]
+        with _as_checkpoint_error(self.found.path / STATE):
+            restored = env_state.set_envs(env, saved, rewinds)
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)
-            model._last_obs = last_obs
+            model._last_obs = self.last_obs
             return []
-        if self.is_first:
-            return self._begin(env, saved)
+        if self.is_first:  # the reset that `learn` has made was not from the run's seeds
+            env_state.set_vec(env, saved)
+            env_state.rewind(env)
         first: Any = env.reset()
-        env_state.set_vec(env, saved, of_episodes=False)
-        normalization = model.get_vec_normalize_env()
         if normalization is not None:
             model._last_original_obs = normalization.get_original_obs()
-            first = normalization.normalize_obs(model._last_original_obs)  # with the saved statistics
+        model._last_obs, model._last_episode_starts = first, np.ones(env.num_envs, dtype=bool)
+        if self.is_first:
+            return []
+        env_state.set_vec(env, saved, of_episodes=False)
+        if normalization is not None:
+            model._last_obs = first = normalization.normalize_obs(normalization.get_original_obs())  # by the saved statistics
         truncate_episodes(model.replay_buffer, ~at_start)
-        model._last_episode_starts = np.ones(env.num_envs, dtype=bool)
-        is_equal = _equal(first, last_obs)
-        model._last_obs = last_obs if is_equal and at_start.all() else first
         problems = [_forgotten(name) for name in env_state.get(env)["forgets"]]
         if not at_start.all():
             return [*problems, "the current episodes, which are cut here"]
-        if not is_equal:
+        if not _equal(first, self.last_obs):
             return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
                     "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
+        model._last_obs = self.last_obs
         return problems
-
-    def _begin(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
-        """The run's first reset: the one that ``learn`` has made was not from the run's seeds, and is made again."""
-        env_state.set_vec(env, saved)
-        env_state.rewind(env)
-        self.model._last_obs = env.reset()  # type: ignore[assignment]
-        if (normalization := self.model.get_vec_normalize_env()) is not None:
-            self.model._last_original_obs = normalization.get_original_obs()
-        return []
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -22,7 +22,7 @@ NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
 """Name of a checkpoint's folder. A copy under another name belongs to the user and is left alone."""
 PARTS: dict[str, Any] = {
     **dict.fromkeys(("number", "steps"), int), "total": (int, float),
-    **dict.fromkeys(("files", "logs", "replay", "versions", "machine"), dict),
+    **dict.fromkeys(("files", "logs", "replay", "machine"), dict),
 }  # fmt: skip
 """What a manifest holds."""
 DESCRIBED = {"bytes", "sha256"}

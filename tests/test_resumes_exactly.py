@@ -362,8 +362,8 @@ class TestSaysWhatIsNotExact:
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
         monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        resumed = resume_run(tmp_path, seeded())
         with pytest.warns(UserWarning, match="update path was plain, is compiled"):
-            resumed = resume_run(tmp_path, seeded())
             resumed._setup_learn(20, None, reset_num_timesteps=False)
         resumed._get_updater()._declined = "no program can be made"
         assert save_run(resumed, tmp_path).manifest["machine"]["update path"] == "plain"

@@ -106,9 +106,9 @@ class TestOtherNumberOfEnvironments:
     def test_a_buffer_that_does_not_fit_is_refused_and_the_old_one_kept(self, tmp_path):
         model().learn(40).save_replay_buffer(tmp_path / "buffer")
         for other, said in (
-            (model(line_envs(3)), "1 parallel environments, but the model has 3"),
-            (model(n_steps=3), "1-step returns, the model has n_steps=3"),
-            (model(LineEnv(spaces.Box(-10, 10, (5,)))), "observation space"),
+            (model(line_envs(3)), "n_envs=1, but the model has n_envs=3"),
+            (model(n_steps=3), "n_steps=1, but the model has n_steps=3"),
+            (model(LineEnv(spaces.Box(-10, 10, (5,)))), "observation_space=Box"),
         ):
             before = other.replay_buffer
             with pytest.raises(ValueError, match=said):

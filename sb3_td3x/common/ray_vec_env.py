@@ -249,14 +249,10 @@ def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:
     first = observations[0]
     if isinstance(first, dict):
         return {key: np.concatenate([part[key] for part in observations]) for key in first}  # type: ignore[call-overload]
-    if isinstance(first, tuple):
-        return tuple(np.concatenate(parts) for parts in zip(*observations, strict=True))
     return np.concatenate(observations)  # type: ignore[arg-type]
 
 
 def _observation_of(observations: VecEnvObs, index: int) -> Any:
     if isinstance(observations, dict):
         return {key: part[index] for key, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(part[index] for part in observations)
     return observations[index]

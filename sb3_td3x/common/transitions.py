@@ -1,7 +1,6 @@
 """What SB3's replay buffers do not check: whether they fit the model, and whether a transition can be learned from."""
 
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -76,22 +75,18 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
         raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
 
 
-def check_fits(buffer: ReplayBuffer, n_envs: int, n_steps: int, observation_space: Any, action_space: Any) -> None:
-    """Refuse a loaded buffer that the model cannot add to or that would silently change what is learned: ``ValueError``."""
-    if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
-        raise ValueError(f"the replay buffer gives {buffer_steps}-step returns, the model has n_steps={n_steps}")
-    if buffer.n_envs != n_envs:
-        raise ValueError(f"the replay buffer is of {buffer.n_envs} parallel environments, but the model has {n_envs}")
-    for name, space in (("observation", observation_space), ("action", action_space)):
-        if (stored_space := getattr(buffer, f"{name}_space")) != space:
-            raise ValueError(f"the replay buffer's {name} space {stored_space} is not the model's {space}")
+def check_fits(buffer: ReplayBuffer, present: ReplayBuffer) -> None:
+    """Refuse a loaded buffer that differs from the model's present one in what transitions mean: ``ValueError``."""
+    for name in ("n_steps", "n_envs", "observation_space", "action_space"):
+        loaded, expected = getattr(buffer, name, 1), getattr(present, name, 1)  # most buffers have no `n_steps`
+        if loaded != expected:
+            raise ValueError(f"the replay buffer has {name}={loaded}, but the model has {name}={expected}")
 
 
 def require_as_built(name: str, value: Any, built_with: Any) -> None:
     """Refuse a change of a setting that the replay buffer was built with: ``ValueError``."""
     if value != built_with:
-        problem = f"{name}={value!r} has no effect on the replay buffer, which was built with {built_with!r}"
-        raise ValueError(f"{problem}: give it to the constructor or to load")
+        raise ValueError(f"{name} cannot be changed from {built_with!r} to {value!r}: give it to the constructor or to load")
 
 
 def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
@@ -99,7 +94,7 @@ def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
     if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
         raise ValueError(
             f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: "
-            "give n_steps to the constructor and leave replay_buffer_class out, which chooses NStepReplayBuffer"
+            "give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
         )
 
 
@@ -142,9 +137,9 @@ class KeptStatistics:
             moments.mean, moments.var, moments.count = mean, var, count
 
 
-def require_finite(observation: np.ndarray | Mapping[str, np.ndarray], name: str, when: str) -> None:
+def require_finite(observation: np.ndarray | dict[str, np.ndarray], name: str, when: str) -> None:
     """Raise ``NonFiniteError``, which names the array, for a NaN or an infinity in one of the arrays."""
-    if isinstance(observation, Mapping):
+    if isinstance(observation, dict):
         for key, array in observation.items():
             require_finite(array, f"{name}[{key!r}]", when)
     # On small arrays faster than `np.isfinite(array).all()`

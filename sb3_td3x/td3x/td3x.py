@@ -674,8 +674,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             that do not fit ``prioritization``. After any error the model keeps its buffer
         """
         loaded = read_buffer(path, trust)
-        n_steps = self.n_steps if self._replay_buffer_is_automatic else getattr(self.replay_buffer, "n_steps", 1)
-        transitions.check_fits(loaded, self.n_envs, n_steps, self.observation_space, self.action_space)
+        transitions.check_fits(loaded, self.replay_buffer)
         buffers.check_prioritization(self.prioritization, type(loaded))
         if isinstance(loaded, HerReplayBuffer):
             if self.env is None:

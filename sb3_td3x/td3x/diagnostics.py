@@ -4,11 +4,9 @@ The numbers that TD3 is debugged with, computed once per log output: values, tar
 They do not change random generators or networks, so that training does not depend on them.
 """
 
-import copy
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -36,7 +34,7 @@ def record(model: "TD3X") -> None:
     record_pace(model)
     if model._n_updates == 0 or model._is_refilling or not can_sample(model.replay_buffer):
         return
-    batch = model._last_batch if _has_own_sampling(model.replay_buffer) else undisturbed_sample(
+    batch = model._last_batch if _is_custom(model.replay_buffer) else undisturbed_sample(
         model.replay_buffer, model.batch_size, model._vec_normalize_env, seed=model.num_timesteps
     )  # fmt: skip
     if batch is not None:
@@ -82,19 +80,11 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
 def undisturbed_sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, seed: int
 ) -> ReplayBufferSamples:
-    """A batch determined by ``seed`` and the buffer's content; all random generators, also the buffer's, are restored."""
-    held = {name: value for name, value in vars(buffer).items() if isinstance(value, GENERATORS)}
+    """A batch determined by ``seed`` and the buffer's content; random generators are restored."""
     with generators_kept(buffer.device, seed):
-        try:
-            vars(buffer).update(copy.deepcopy(held))
-            return sample(buffer, batch_size, normalization)
-        finally:
-            vars(buffer).update(held)
+        return sample(buffer, batch_size, normalization)
 
 
-GENERATORS = (np.random.Generator, np.random.RandomState, th.Generator)
-
-
-def _has_own_sampling(buffer: ReplayBuffer) -> bool:
-    """Whether a custom class samples, which may keep a state (a counter, an annealed exponent, an order)."""
+def _is_custom(buffer: ReplayBuffer) -> bool:
+    """Whether the buffer's class is the user's, whose sampling may have a state (a generator, a counter, an order)."""
     return type(buffer).__module__.partition(".")[0] not in ("stable_baselines3", "sb3_td3x")

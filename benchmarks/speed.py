@@ -16,7 +16,15 @@ import time
 from pathlib import Path
 from statistics import median
 
+import gymnasium as gym
+import numpy as np
+import torch as th
 from results import versions
+from stable_baselines3 import TD3
+
+from sb3_td3x import TD3X, presets
+from sb3_td3x.runs import bench
+from sb3_td3x.runs.environments import TRAINING, open_env
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 # The table of targets, then one factor at a time around its second column
@@ -32,17 +40,11 @@ GROWTH = [
     {"buffer": 1_000_000},
 ]
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]
-ALGORITHMS = {  # with the same numbers
-    "SB3 TD3": {},
-    "TD3X plain": {"n_quantiles": 1, "accelerate": "plain"},
-    "TD3X compiled": {"n_quantiles": 1, "accelerate": "compiled"},
-}
-
 CASES = {
     "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
     "walker": WALKER,
     "recipe": [{"env": "Walker2DBulletEnv-v0"}],
-    "memory": [{"name": name} for name in ALGORITHMS],
+    "memory": [{"name": name} for name in bench.ALGORITHMS],
 }
 
 
@@ -59,50 +61,47 @@ def name_of(kind: str, case: dict) -> str:
 
 def measure_updates(case: dict, out: Path) -> None:
     options = [text for key, value in case.items() for text in (f"--{key}", str(value))]
-    pinned([sys.executable, "-m", "sb3_td3x", "bench", *options, "--out", str(out)], case["threads"], case["threads"])
+    script = str(Path(__file__).with_name("contenders.py"))
+    pinned([sys.executable, script, *options, "--out", str(out)], case["threads"], case["threads"])
+
+
+class Idle(gym.Env):
+    """Costs nothing, and has the walker's spaces."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (22,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (6,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(22, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(22, np.float32), 0.0, False, False, {}
 
 
 def build(name: str, env, batch: int, buffer_size: int = 100_000):
-    import torch as th
-    from stable_baselines3 import TD3
-
-    from sb3_td3x import TD3X
-
     th.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    arguments = {"learning_rate": 7e-4, "gamma": 0.98, "learning_starts": 100, "seed": 0, "device": "cpu"}
-    algorithm = TD3 if name == "SB3 TD3" else TD3X
-    return algorithm("MlpPolicy", env, batch_size=batch, buffer_size=buffer_size, **arguments, **ALGORITHMS[name])
+    algorithm, settings = bench.ALGORITHMS[name]
+    settings = {"learning_rate": 7e-4, "gamma": 0.98, "learning_starts": 100, "seed": 0, "device": "cpu", **settings}
+    return algorithm("MlpPolicy", env, batch_size=batch, buffer_size=buffer_size, **settings)
 
 
 def walker(batch: int, out: Path) -> None:
     """Milliseconds per step of ``learn`` without evaluation on PyBullet's walker, the algorithms taking turns."""
-    models = {name: build(name, training_env("Walker2DBulletEnv-v0"), batch) for name in ALGORITHMS}
+    models = {name: build(name, open_env("Walker2DBulletEnv-v0", 0, TRAINING), batch) for name in bench.ALGORITHMS}
     write(out, {"batch": batch, "threads": 1, "rows": learn_in_turns(models)})
 
 
 def recipe(env_id: str, out: Path) -> None:
     """The same with the settings that each is trained with: rl-zoo3's tuned ones and the preset ``default``."""
-    import torch as th
-    from stable_baselines3 import TD3
-
-    from sb3_td3x import TD3X, presets
-
     th.set_num_threads(1)
     zoo = {"learning_rate": 7e-4, "gamma": 0.98, "batch_size": 256, "policy_kwargs": {"net_arch": [400, 300]}}
     ours = {**presets.model_arguments(presets.load("default", env_id)), "accelerate": "compiled"}
     common = {"buffer_size": 200_000, "learning_starts": 100, "seed": 0, "device": "cpu"}
     models = {
-        "SB3 TD3": TD3("MlpPolicy", training_env(env_id), **zoo, **common),
-        "TD3X": TD3X("MlpPolicy", training_env(env_id), **ours, **common),
+        "SB3 TD3": TD3("MlpPolicy", open_env(env_id, 0, TRAINING), **zoo, **common),
+        "TD3X": TD3X("MlpPolicy", open_env(env_id, 0, TRAINING), **ours, **common),
     }
     write(out, {"env": env_id, "threads": 1, "rows": learn_in_turns(models)})
-
-
-def training_env(env_id: str):
-    from sb3_td3x.runs import environments, settings
-
-    settings.require_registered(env_id)
-    return environments.open_env(env_id, 0, environments.TRAINING)
 
 
 def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dict]:
@@ -125,20 +124,11 @@ def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dic
     ]
 
 
-def walker_env():
-    import gymnasium as gym
-    import pybullet_envs_gymnasium  # noqa: F401
-
-    return gym.make("Walker2DBulletEnv-v0")
-
-
 def memory(name: str, out: Path) -> None:
     """Resident memory of one model after 300 updates, with SB3's default buffer of a million transitions; MB."""
     cache = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name  # the compiler has to run
-    from sb3_td3x.runs.speed import Case, NoWorld
-
-    model = build(name, NoWorld(Case()), 256, buffer_size=1_000_000)
+    model = build(name, Idle(), 256, buffer_size=1_000_000)
     model.learn(100)
     before = resident()
     model.learn(300, reset_num_timesteps=False)

@@ -142,7 +142,7 @@ def memory() -> str:
 
 
 def processor(prefix: str) -> str:
-    """What ``td3x bench`` measured on another processor, whose files begin with ``prefix``."""
+    """What ``contenders.py`` measured on another processor, whose files begin with ``prefix``."""
     cases = [json.loads(path.read_text()) for path in BENCH.glob(f"{prefix}_batch-???.json")]
     cases.sort(key=lambda one: one["case"]["batch_size"])
     names = [row["name"] for row in cases[0]["rows"]]

@@ -1,50 +1,95 @@
 """``td3x bench`` measures the same work for everyone and says what it measured."""
 
 import dataclasses
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 import torch as th
+from stable_baselines3 import TD3
 from typer.testing import CliRunner
 
 from sb3_td3x import cli
-from sb3_td3x.runs import speed
-from sb3_td3x.td3x import compiled
+from sb3_td3x.runs import bench
+from sb3_td3x.td3x import compiled, precision
 
-SMALL = speed.Case(batch_size=4, net_arch=(8, 6), observations=3, actions=2, buffer_size=50)
+SMALL = bench.Case(batch_size=4, net_arch=(8, 6), observations=3, actions=2, buffer_size=50)
+OPTIONS = ["--batch", "4", "--net", "8,6", "--observations", "3", "--actions", "2"]
 
 
 @pytest.fixture(autouse=True)
-def only_what_starts_quickly(monkeypatch):
+def no_compiler(monkeypatch):
     monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
-    monkeypatch.setattr(speed, "find_spec", lambda name: None)  # SBX
 
 
-def test_every_contender_has_its_turn_and_ratios_are_those_of_the_same_turn():
-    taken = speed.compare(SMALL, repeats=2, updates=2)
-    assert {speed.BASELINE, speed.EAGER, speed.FLOOR, "TD3X plain", "TD3X plain, bf16"} <= set(taken)
-    assert all(len(values) == 2 and min(values) > 0 for values in taken.values())
+@pytest.fixture
+def contenders(monkeypatch):
+    """The script of all contenders."""
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    module = importlib.import_module("contenders")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # SBX
+    return module
 
-    rows = speed.summary({speed.BASELINE: [10.0, 30.0], "x": [5.0, 15.0], speed.FLOOR: [2.0, 6.0]})
-    assert [(row["times_sb3"], row["share_of_floor"]) for row in rows] == [(1.0, 0.2), (2.0, 0.4), (5.0, 1.0)]
 
-
-def test_time_that_is_over_ends_the_turns_and_each_contender_is_told_as_it_is_measured():
+def test_a_path_that_cannot_be_used_is_named_with_the_reason():
     lines = []
-    taken = speed.compare(SMALL, repeats=50, updates=1, seconds=0.0, announce=lines.append)
+    assert list(bench.contenders(SMALL, "cpu", lines.append)) == [bench.BASELINE, "TD3X plain"]
+    assert "TD3X compiled is not measured: " in lines[0]
+    assert "there is no C++ compiler" in lines[0]
+
+
+def test_all_paths_have_the_settings_of_sb3(monkeypatch):
+    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+    sb3, *paths = [bench.model(algorithm, SMALL, **settings) for algorithm, settings in bench.ALGORITHMS.values()]
+    assert [learner.accelerate for learner in paths] == ["plain", "compiled"]
+    equal = ("batch_size", "learning_rate", "gamma", "tau", "policy_delay", "target_policy_noise", "target_noise_clip")
+    for learner in paths:
+        assert [getattr(learner, name) for name in equal] == [getattr(sb3, name) for name in equal]
+        assert [weights.shape for weights in learner.policy.parameters()] == [
+            weights.shape for weights in sb3.policy.parameters()
+        ]
+
+
+def test_contenders_take_turns_until_the_time_is_over_and_are_told_as_they_are_measured():
+    turns, lines = [], []
+    counting = {name: lambda name=name: turns.append(name) for name in ("a", "b compiled")}
+    _, taken = bench.take_turns(counting, "cpu", 1, 60.0, lines.append)
+    assert turns[-4:] == ["a", "b compiled", "a", "b compiled"]
+    assert {len(values) for values in taken.values()} == {11}
+    assert [line.split(":")[0] for line in lines] == ["a", "b compiled", "b compiled"]
+    assert "compiling" in lines[1]
+    assert "compiled in" in lines[2]
+
+    _, taken = bench.take_turns(counting, "cpu", 1, 0.0, lines.append)
     assert {len(values) for values in taken.values()} == {1}
-    assert [line.split(":")[0] for line in lines] == list(taken)
 
 
-def test_quantile_critics_are_measured_beside_scalar_ones():
-    found = speed.contenders(dataclasses.replace(SMALL, n_quantiles=3))
-    assert {"TD3X plain", "TD3X plain, 3 quantiles", "TD3X plain, bf16, 3 quantiles"} <= set(found)
-    for name in ("TD3X plain", "TD3X plain, 3 quantiles"):
-        found[name]()
+def test_ratios_are_those_of_the_same_turn():
+    taken = {bench.BASELINE: [10.0, 30.0], "x": [5.0, 15.0]}
+    rows = bench.rows({bench.BASELINE: 0.04, "x": 1.0}, taken)
+    assert [(row["ms"], row["times_sb3"], row["ready_s"]) for row in rows] == [(20.0, 1.0, 0.0), (10.0, 2.0, 1.0)]
 
 
-def test_the_eager_contender_learns():
-    contender = speed._EagerTD3(SMALL, "cpu", speed._model(speed.TD3, SMALL, "cpu").replay_buffer)
+@pytest.mark.parametrize(("option", "limits"), [([], (40, 120.0)), (["--quick"], (10, 20.0))])
+def test_quick_takes_twenty_seconds_and_the_default_two_minutes(option, limits, monkeypatch):
+    def take_turns(updates, device, per_turn, seconds, announce):
+        assert (per_turn, seconds) == limits
+        return {bench.BASELINE: 0.0}, {bench.BASELINE: [1.0]}
+
+    monkeypatch.setattr(bench, "take_turns", take_turns)
+    assert CliRunner().invoke(cli.app, ["bench", *OPTIONS, *option]).exit_code == 0
+
+
+def test_quantile_critics_are_measured_with_scalar_ones():
+    updates = bench.contenders(dataclasses.replace(SMALL, n_quantiles=3), "cpu", print)
+    assert list(updates) == [bench.BASELINE, "TD3X plain", "TD3X plain, 3 quantiles"]
+    for update in updates.values():
+        update()
+
+
+def test_the_eager_contender_learns(contenders):
+    contender = contenders._EagerTD3(SMALL, "cpu", bench.model(TD3, SMALL).replay_buffer)
     before = [parameter.clone() for network in (contender.actor, contender.critics) for parameter in network.parameters()]
     targets = [parameter.clone() for parameter in contender.critic_targets.parameters()]
     for _ in range(2):
@@ -54,13 +99,13 @@ def test_the_eager_contender_learns():
     assert not all(th.equal(*pair) for pair in zip(targets, contender.critic_targets.parameters(), strict=True))
 
 
-def test_the_floor_makes_every_product_of_the_update(monkeypatch):
+def test_the_floor_makes_every_product_of_the_update(contenders, monkeypatch):
     flops = []
     monkeypatch.setattr(th, "mm", lambda left, right, out: flops.append(left.shape[0] * left.shape[1] * right.shape[1]))
     monkeypatch.setattr(
         th, "addmm", lambda bias, left, right, out: flops.append(left.shape[0] * left.shape[1] * right.shape[1])
     )
-    floor = speed._matrix_products(SMALL, "cpu")
+    floor = contenders._matrix_products(SMALL, "cpu")
     actor, critic = (4 * n for n in (3 * 8 + 8 * 6 + 6 * 2, 5 * 8 + 8 * 6 + 6 * 1))
     first_actor, first_critic = 4 * 3 * 8, 4 * 5 * 8
     critics_step = actor + 4 * critic + 2 * (2 * critic - first_critic)
@@ -73,27 +118,49 @@ def test_the_floor_makes_every_product_of_the_update(monkeypatch):
     assert sum(flops) == critics_step + actors_step
 
 
-def test_the_command_prints_a_table_and_writes_the_figures(tmp_path):
-    out = tmp_path / "new" / "speed.json"
-    options = "bench --device auto --batch 4 --net 8,6 --observations 3 --actions 2 --buffer 50 --repeats 1 --out"
-    result = CliRunner().invoke(cli.app, [*options.split(), str(out)])
+@pytest.mark.parametrize("kernels", ["default", "onednn"])
+def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, contenders, monkeypatch):
+    used = []
+    real = th.mm
+
+    def mm(left, right, out):
+        used.append(th.backends.mkldnn.matmul.fp32_precision)
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(precision, "choose_matrix_kernels", lambda: kernels)
+    monkeypatch.setattr(th, "mm", mm)
+    contenders._matrix_products(SMALL, "cpu")()
+    assert set(used) == {"bf16" if kernels == "onednn" else "none"}
+    assert th.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+def test_the_command_prints_a_table():
+    result = CliRunner().invoke(cli.app, ["bench", "--device", "auto", "--quick", *OPTIONS])
     assert result.exit_code == 0, result.output
+    assert "TD3X compiled is not measured" in result.output
     assert "SB3 TD3: " in result.output
-    assert "ms per update, ready after" in result.output
+    assert "times SB3" in " ".join(result.output.split())
+
+
+def test_the_script_measures_every_contender_and_writes_the_figures(contenders, tmp_path, capsys):
+    out = tmp_path / "new" / "speed.json"
+    contenders.main([*OPTIONS, "--buffer", "50", "--seconds", "0", "--out", str(out)])
     figures = json.loads(out.read_text())
     assert figures["case"] == {**vars(SMALL), "net_arch": [8, 6]}
-    assert {"processor", "torch", "threads", "rows"} <= set(figures)
-    assert {row["name"] for row in figures["rows"]} >= {speed.BASELINE, speed.FLOOR}
+    names = {bench.BASELINE, "TD3X plain", "sb3-contrib TQC", contenders.EAGER, contenders.FLOOR}
+    assert names <= {row["name"] for row in figures["rows"]}
+    assert all(row["ms"] > 0 and row["share_of_floor"] > 0 for row in figures["rows"])
+    assert "of floor" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", [["--net", "wide"], ["--net", "8,0"], ["--device", "tpu"]])
-def test_an_invalid_option_is_refused_before_anything_is_measured(option):
+def test_invalid_values_are_refused_before_anything_is_measured(option):
     result = CliRunner().invoke(cli.app, ["bench", *option])
     assert isinstance(result.exception, ValueError)
     assert result.output == ""
 
 
-@pytest.mark.parametrize("option", ["--batch", "--repeats"])
+@pytest.mark.parametrize("option", ["--batch", "--quantiles"])
 def test_a_size_of_zero_is_refused_too(option):
     result = CliRunner().invoke(cli.app, ["bench", option, "0"])
     assert result.exit_code == 2

@@ -1,13 +1,11 @@
 """The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, push; and ``pull`` and ``bench``."""
 
-import json
-import platform
 from collections.abc import Callable
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -176,58 +174,39 @@ def bench(
     net: Annotated[str, typer.Option(help="Hidden layers.")] = "400,300",
     observations: Annotated[int, typer.Option(min=1, help="Numbers in an observation.")] = 22,
     actions: Annotated[int, typer.Option(min=1, help="Numbers in an action.")] = 6,
-    critics: Annotated[int, typer.Option(min=1, help="Number of critics.")] = 2,
     quantiles: Annotated[int, typer.Option(min=1, help="Also measure critics with this number of quantiles.")] = 1,
-    buffer: Annotated[int, typer.Option(min=1, help="Transitions in the replay buffer.")] = 100_000,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each contender; fewer if two minutes are over.")] = 11,
-    quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds, and what the compiler needs.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds instead of two minutes at most.")] = False,
 ) -> None:
-    """Measure updates: TD3X's paths compared with SB3's TD3 (and SBX's, if installed). Two minutes at most once compiled."""
+    """Measure updates: TD3X's paths compared with SB3's TD3 at equal settings, in two minutes at most."""
     layers = net.split(",")
     if not all(size.strip().isdigit() and int(size) for size in layers):
         raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
     import torch as th
     from stable_baselines3.common.utils import get_device
 
-    from sb3_td3x.common import files
-    from sb3_td3x.runs import speed
+    from sb3_td3x.runs import bench as measuring
     from sb3_td3x.runs.experiment import require_device
-    from sb3_td3x.td3x.precision import processor
 
     require_device(device)
     device = get_device(device).type
-    case = speed.Case(
-        batch_size=batch, observations=observations, actions=actions, net_arch=tuple(map(int, layers)),
-        n_critics=critics, buffer_size=buffer, n_quantiles=quantiles,
+    case = measuring.Case(
+        batch_size=batch, observations=observations, actions=actions, net_arch=tuple(map(int, layers)), n_quantiles=quantiles,
     )  # fmt: skip
     th.set_num_threads(threads)
-    if out is not None:
-        files.require_writable(out)
     console = PlainConsole()
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}")
-    seconds, updates = (20.0, 10) if quick else (120.0, 40)
-    rows = speed.summary(speed.compare(case, device, repeats, seconds=seconds, updates=updates, announce=console.print))
-    console.print(_table(rows))
-    if out is not None:
-        facts = {"processor": processor(), "python": platform.python_version(), "torch": th.__version__}
-        figures = {**facts, "threads": threads, "device": device, "case": vars(case), "rows": rows}
-        files.write(out, f"{json.dumps(figures, indent=1)}\n".encode())
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
+    updates = measuring.contenders(case, device, console.print)
+    per_turn, seconds = (10, 20.0) if quick else (40, 120.0)
+    ready, taken = measuring.take_turns(updates, device, per_turn, seconds, console.print)
     table = Table(box=None, header_style="bold")
     table.add_column("one update")  # in a narrow terminal names are broken, numbers are not
-    for heading in ("ms", "fastest", "slowest", "times SB3", "share of floor"):
+    for heading in ("ms", "fastest", "slowest", "times SB3"):
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
-    for row in rows:
-        table.add_row(
-            row["name"], f"{row['ms']:.2f}", f"{row['fastest']:.2f}", f"{row['slowest']:.2f}",
-            f"{row['times_sb3']:.2f}", f"{row['share_of_floor']:.0%}",
-        )  # fmt: skip
-    return table
+    for row in measuring.rows(ready, taken):
+        table.add_row(row["name"], *(f"{row[key]:.2f}" for key in ("ms", "fastest", "slowest", "times_sb3")))
+    console.print(table)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -30,10 +30,7 @@ RESUMABLE: dict[type, tuple[str, ...]] = {
 
 
 def state(callbacks: Callbacks) -> dict[str, Any]:
-    """
-    :return: by name: the attributes of each callback, whether a run differs without them, and the state of the environments
-        that the callback evaluates in
-    """
+    """By name: the attributes of each callback, whether they matter, and the state of its environments for evaluation."""
     return {
         name: {
             "attributes": {attribute: getattr(callback, attribute) for attribute in _names(callback)},
@@ -48,11 +45,7 @@ def state(callbacks: Callbacks) -> dict[str, Any]:
 
 
 def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
-    """
-    :param callbacks: of the same classes, in the same order as the saved ones
-    :param saved: from ``state``
-    :return: what could not be restored, in words
-    """
+    """Set what ``state`` gave, by class and order of the callbacks; return what could not be restored, in words."""
     problems = []
     present = dict(named(callbacks))
     for name, callback in present.items():
@@ -73,9 +66,7 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
 
 
 def require_same_episodes(callbacks: Callbacks, saved: dict[str, Any]) -> None:
-    """
-    :raises ValueError: if an evaluation would have another number of episodes than those before, which SB3 cannot write down
-    """
+    """Refuse another number of episodes per evaluation than before, which SB3 cannot write down."""
     for name, callback in named(callbacks):
         if not isinstance(callback, sb3.EvalCallback) or name not in saved:
             continue
@@ -88,9 +79,7 @@ def require_same_episodes(callbacks: Callbacks, saved: dict[str, Any]) -> None:
 
 
 def files(callbacks: Callbacks) -> dict[str, Path]:
-    """
-    :return: the files that callbacks write and that belong to their state, by owner; they need not exist yet
-    """
+    """The files that callbacks write and that belong to their state, by owner; they need not exist yet."""
     paths: dict[str, Path] = {}
     for name, callback in named(callbacks):
         own = [Path(path) for path in getattr(callback, "resumable_files", list)()]

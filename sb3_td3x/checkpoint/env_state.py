@@ -138,9 +138,8 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
 
 def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
     """
-    Give the environments their saved state. If it is not complete, a reset has to follow.
+    Give the environments the state that ``get`` gave. If it is not complete, a reset has to follow.
 
-    :param saved: from ``get``
     :param rewind: for each environment, whether its next reset is to be the one that began the saved episode
     :return: whether that was possible: not for environments that cannot be reached or are built differently
     """
@@ -161,9 +160,8 @@ def rewind(env: VecEnv) -> None:
 
 def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> None:
     """
-    Give the layers around the environments their saved state; after a reset, which changes it.
+    Give the layers around the environments the state that ``get`` gave; after a reset, which changes it.
 
-    :param saved: from ``get``
     :param of_episodes: also what belongs to the current episodes
     """
     *layers, _ = _vec_layers(env)

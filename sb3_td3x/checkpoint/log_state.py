@@ -17,9 +17,9 @@ RECORDED = (int, float, str, np.number, np.bool_)
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     """
-    :param folder: paths are relative to it, so that a run can be moved
-    :return: lines in each CSV and Monitor file; not bytes, because SB3 writes a CSV anew when its header grows. TensorBoard's
-        folders are names that end with a slash
+    Lines in each CSV and Monitor file, by path relative to ``folder``; TensorBoard's folders are names that end with a slash.
+
+    Not bytes, because SB3 writes a CSV anew when its header grows.
     """
     lines = {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
     return {**lines, **{_board_name(board, folder): 0 for board in _tensorboards(logger)}}
@@ -29,10 +29,6 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
     """
     Cut the logs back to what they held when the checkpoint was made. Only files and folders that ``logger`` and ``env`` have
     opened in this process are touched, whatever ``saved`` names: a checkpoint does not say where to write.
-
-    :param folder: given to ``lengths``
-    :param saved: from ``lengths``
-    :param step: environment steps of the checkpoint
     """
     for board in _tensorboards(logger):
         if _board_name(board, folder) in saved:  # otherwise it may be another run's, because SB3 opens the newest
@@ -53,9 +49,9 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
 
 def unwritten(logger: Logger) -> dict[str, Any]:
     """
-    What was recorded since SB3 wrote its last line, and belongs to the next one: numbers and texts, no pictures.
+    The numbers and texts that were recorded since SB3 wrote its last line, and belong to the next one.
 
-    :return: by name the value, the number of values that it is the mean of, and the outputs that leave it out
+    By name the value, the number of values that it is the mean of, and the outputs that leave it out.
     """
     kept = {name: value for name, value in logger.name_to_value.items() if isinstance(value, RECORDED)}
     return {
@@ -65,9 +61,7 @@ def unwritten(logger: Logger) -> dict[str, Any]:
 
 
 def record(logger: Logger, saved: dict[str, Any]) -> None:
-    """
-    :param saved: from ``unwritten``
-    """
+    """Record again what ``unwritten`` gave."""
     for name, (value, count, *excluded) in saved.items():
         logger.record(name, value, tuple(excluded))
         if count:  # otherwise it is not a mean

@@ -39,8 +39,7 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
     :param folder: of the chunks
     :param previous: what this very buffer was last saved as or loaded from; ``None`` writes everything
     :param new_rows: steps that were added since
-    :return: plain values that describe the buffer: ``added``, the number of transitions so far, and ``chunks``
-    :raises CheckpointError: naming the file that cannot be written
+    :return: plain values that describe the buffer: its layout, ``added``, the number of transitions so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
@@ -55,27 +54,18 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
     return {**_layout(buffer), "added": added, "chunks": chunks}
 
 
-def require_layout(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
+def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
     """
-    :param buffer: to be filled
+    Fill an empty buffer.
+
     :param folder: of the chunks
     :param saved: from ``save``
-    :raises CheckpointError: naming what the saved buffer had of another class, size or shape
+    :raises CheckpointError: naming what the saved buffer had of another class, size or shape, or a chunk that is missing or
+        damaged
     """
     differing = [f"{name} was {saved[name]}, is {value}" for name, value in _layout(buffer).items() if saved[name] != value]
     if differing:
         raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")
-
-
-def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
-    """
-    Fill an empty buffer with what was saved.
-
-    :param buffer: of the saved layout, see ``require_layout``
-    :param folder: of the chunks
-    :param saved: from ``save``
-    :raises CheckpointError: naming a chunk that is missing or damaged
-    """
     added, memory = saved["added"], _memory(buffer)
     oldest = max(added - buffer.buffer_size, 0)
     for chunk in saved["chunks"]:
@@ -83,8 +73,11 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
         if not 0 <= first < last <= min(added, first + CHUNK_ROWS):
             raise CheckpointError(path, f"is said to hold transitions {first} to {last}")
         files.check(path, chunk)
+        try:
+            rows = files.read_arrays(path)
+        except ValueError as error:
+            raise CheckpointError(path, f"cannot be read: {error}") from error
         numbers = np.arange(max(first, oldest), last)
-        rows = read_arrays(path)
         for name, array in memory.items():
             if name not in rows or rows[name].shape != (last - first, *array.shape[1:]) or rows[name].dtype != array.dtype:
                 raise CheckpointError(path, f"holds {name} of another shape or type")
@@ -102,10 +95,7 @@ def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
 
 
 def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
-    """
-    :param saved: from ``marks``
-    :raises ValueError: for arrays of another shape, or priorities that nothing could be drawn by
-    """
+    """Set what ``marks`` gave; a ``ValueError`` for arrays of another shape, or priorities that nothing could be drawn by."""
     for name in marks(buffer):
         array, value = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name), saved[name]
         if value.shape[1:] != array.shape[1:] or len(value) > len(array):
@@ -113,16 +103,6 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
         if name in PRIORITIES and not (np.isfinite(value) & (value >= 0)).all():
             raise ValueError(f"{name} holds invalid priorities")
         array[: len(value)] = value
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """
-    :raises CheckpointError: naming the file, if it is no npz file of numbers
-    """
-    try:
-        return files.read_arrays(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(path, f"cannot be read: {error}") from error
 
 
 def _layout(buffer: ReplayBuffer) -> dict[str, Any]:
@@ -157,13 +137,11 @@ def _unchanged(chunks: list[dict[str, Any]], folder: Path, oldest: int) -> list[
 
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
     path = folder / f"{CHUNK}{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
-    begin, rows = first % buffer.buffer_size, np.arange(first, last) % buffer.buffer_size
-    # A slice is not copied
-    index: Any = slice(begin, begin + last - first) if begin + last - first <= buffer.buffer_size else rows
+    rows = np.arange(first, last) % buffer.buffer_size
 
     def content(partial: Path) -> None:
         with partial.open("wb") as file:
-            np.savez(file, **{name: array[index] for name, array in _memory(buffer).items()})
+            np.savez(file, **{name: array[rows] for name, array in _memory(buffer).items()})  # type: ignore[arg-type]
 
     files.write(path, content)
     return {"file": path.name, "first": first, "last": last, **files.describe(path)}

@@ -246,11 +246,10 @@ def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool)
         return []
     if not found.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
-    replay.require_layout(model.replay_buffer, store.chunks, found.manifest["replay"])
     replay.load(model.replay_buffer, store.chunks, found.manifest["replay"])
     if replay.marks(model.replay_buffer):
         with _as_checkpoint_error(found.path / MARKS):
-            replay.set_marks(model.replay_buffer, replay.read_arrays(found.path / MARKS))
+            replay.set_marks(model.replay_buffer, files.read_arrays(found.path / MARKS))
     return []
 
 

@@ -61,9 +61,7 @@ class Checkpoint:
         return 0 < self.total <= self.steps
 
     def check(self) -> None:
-        """
-        :raises CheckpointError: naming the file of this checkpoint that is missing or damaged
-        """
+        """Raise a ``CheckpointError`` that names the file of this checkpoint that is missing or damaged."""
         for name, described in self.manifest["files"].items():
             files.check(self.path / name, described)
 
@@ -99,39 +97,32 @@ class Store:
         self._require_no_link()
         readable = self.checkpoints()
         damaged = [error for path in self._paths() if isinstance(error := _read(path), CheckpointError)]
-        if steps is None and damaged:  # nobody knows which checkpoint is the newest
-            raise CheckpointError(damaged[0].path, damaged[0].problem, _last_whole(readable))
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
-        if not candidates:
-            there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
-            which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
-            inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).holds_any()]
-            hint = f", its folder {inside[0]} does" if inside and not readable else ""
-            raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
         try:
-            candidates[-1].check()
+            if steps is None and damaged:  # nobody knows which checkpoint is the newest
+                raise damaged[0]
+            if candidates:
+                candidates[-1].check()
+                return candidates[-1]
         except CheckpointError as error:
-            others = [checkpoint for checkpoint in readable if checkpoint is not candidates[-1]]
-            raise CheckpointError(error.path, error.problem, _last_whole(others)) from error
-        return candidates[-1]
+            raise CheckpointError(error.path, error.problem, _last_whole(readable)) from error
+        there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
+        which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
+        inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).holds_any()]
+        hint = f", its folder {inside[0]} does" if inside and not readable else ""
+        raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
 
     def _paths(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
 
     def _require_no_link(self) -> None:
-        """
-        :raises CheckpointError: for a link to elsewhere, where nothing is to be written or removed
-        """
+        """Refuse a link to elsewhere, where nothing is to be written or removed."""
         if (link := files.link_out_of(self.folder)) is not None:
             raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """
-        Only one process at a time adds or removes checkpoints.
-
-        :raises RunLockedError: if another process does so now
-        """
+        """Inside, no other process adds or removes checkpoints; a ``RunLockedError`` if one does so now."""
         with files.explained(self.folder):
             files.make_folder(self.chunks)
         self._require_no_link()
@@ -192,9 +183,7 @@ class Store:
 
 
 def require_prefix(prefix: str) -> None:
-    """
-    :raises ValueError: for a checkpoint's name that would be hidden, or in another folder
-    """
+    """Refuse a checkpoint's name that would be hidden, or in another folder."""
     if prefix.startswith(".") or Path(prefix).name != prefix:
         raise ValueError(f"name_prefix begins the names of folders, so it has no slashes and no dot first: not {prefix!r}")
 

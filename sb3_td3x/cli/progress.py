@@ -61,7 +61,7 @@ class ShowProgress(BaseCallback):
     def __init__(self, console: PlainConsole, total: int, bar: bool):
         super().__init__()
         self.console, self.total = console, total
-        self.score, self.started, self.steps_before = "-", time.perf_counter(), 0
+        self.score, self.started, self.steps_before = "none yet", time.perf_counter(), 0
         self.bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=12),

@@ -55,14 +55,10 @@ class RunLock:
         :raises RunLockedError: if another process has taken over the lock
         :raises LockLostError: if it has released the lock since
         """
-        for _ in range(2):  # a contender that judges the lock moves it aside for a moment
-            try:
-                (self.folder / LOCK).stat()
-                if self.is_ours() or self._lease.owner is None:  # a network's disk may not be readable at times
-                    return
-            except OSError as error:
-                if not isinstance(error, FileNotFoundError):
-                    return
+        for _ in range(2):  # a process that examines the lock moves it aside for a moment
+            is_unreadable = self._lease.owner is None and (self.folder / LOCK).exists()  # as files of a network sometimes are
+            if is_unreadable or self.is_ours():
+                return
             time.sleep(0.1)
         raise self._locked() if self._lease.owner is not None else LockLostError(self.folder)
 

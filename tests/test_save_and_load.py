@@ -171,6 +171,9 @@ def test_the_replay_buffer(saved, tmp_path):
     loaded.load_replay_buffer(tmp_path / "buffer")
     np.testing.assert_array_equal(loaded.replay_buffer.observations, algorithm.replay_buffer.observations)
     assert loaded.replay_buffer.pos == algorithm.replay_buffer.pos == 60
+    loaded.replay_buffer = None
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    assert loaded.replay_buffer.pos == 60
 
 
 @pytest.mark.parametrize("content", [None, b"import math\n", b""])

@@ -75,8 +75,8 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
         raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
 
 
-def check_fits(buffer: ReplayBuffer, present: ReplayBuffer) -> None:
-    """Refuse a loaded buffer that differs from the model's present one in what transitions mean: ``ValueError``."""
+def check_fits(buffer: ReplayBuffer, present: Any) -> None:
+    """Refuse a loaded buffer whose transitions mean something else than those of the present buffer or model: ``ValueError``."""
     for name in ("n_steps", "n_envs", "observation_space", "action_space"):
         loaded, expected = getattr(buffer, name, 1), getattr(present, name, 1)  # most buffers have no `n_steps`
         if loaded != expected:

@@ -674,7 +674,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             that do not fit ``prioritization``. After any error the model keeps its buffer
         """
         loaded = read_buffer(path, trust)
-        transitions.check_fits(loaded, self.replay_buffer)
+        transitions.check_fits(loaded, self if self.replay_buffer is None else self.replay_buffer)
         buffers.check_prioritization(self.prioritization, type(loaded))
         if isinstance(loaded, HerReplayBuffer):
             if self.env is None:

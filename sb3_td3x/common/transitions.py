@@ -76,7 +76,7 @@ def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
 
 
 def check_fits(buffer: ReplayBuffer, present: Any) -> None:
-    """Refuse a loaded buffer whose transitions mean something else than those of the present buffer or model: ``ValueError``."""
+    """Refuse a loaded buffer whose transitions mean something else than those of the present buffer or model."""
     for name in ("n_steps", "n_envs", "observation_space", "action_space"):
         loaded, expected = getattr(buffer, name, 1), getattr(present, name, 1)  # most buffers have no `n_steps`
         if loaded != expected:

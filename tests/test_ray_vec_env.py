@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray")
 def running_ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 starves the actors where other tests run beside these
-        ray.init("local", num_cpus=16, include_dashboard=False, object_store_memory=100 * 2**20,
+        ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20,
                  log_to_driver=False, logging_level="ERROR")  # fmt: skip
         yield
         ray.shutdown()

@@ -17,7 +17,7 @@ from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs.study import attempt, runners
 from sb3_td3x.runs.study.attempt import StudyFolder
 from sb3_td3x.runs.study.runners import Outcome
-from tests.commands import start, td3x
+from tests.commands import start
 from tests.resuming import leave_lock
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
 
@@ -156,7 +156,7 @@ class TestDrivers:
         assert code == 2
         assert f"is being written by process {os.getpid()}" in printed
 
-    def test_ctrl_c_then_a_kill_then_the_same_command_finishes(self, tmp_path):
+    def test_ctrl_c_then_a_kill_then_the_same_command_finishes(self, tmp_path, called_and_heard):
         runs = study(tmp_path / "s.yml", steps=1500)
         out = tmp_path / "out"
         command = ("study", tmp_path / "s.yml", "--jobs", 2, "--out", out)
@@ -177,12 +177,12 @@ class TestDrivers:
         process = started_until(max(stopped_at) + 200)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert "2 of 2 runs are done" in td3x(*command)
+        assert "2 of 2 runs are done" in called_and_heard(*command)[1].out
         for run, stopped in zip(runs, stopped_at, strict=True):
             first, second, third = attempts(out, run)
             assert (first, second) == (0, stopped)
             assert third > stopped
-        assert "done before: 2" in td3x(*command)
+        assert "done before: 2" in called_and_heard(*command)[1].out
         assert all(len(attempts(out, run)) == 3 for run in runs)
 
 

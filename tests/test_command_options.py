@@ -114,7 +114,7 @@ class TestThePolicy:
 
 
 class TestEndlessEnvironments:
-    def test_have_evaluations_that_end_and_are_warned_of(self, tmp_path, monkeypatch, registered):
+    def test_have_evaluations_that_end_and_warn(self, tmp_path, monkeypatch, registered):
         monkeypatch.setattr(environments, "LONGEST_EVALUATION", 30)
         registered("Endless-v0", lambda: LineEnv(length=10**9), max_episode_steps=None)
         with pytest.warns(UserWarning, match="Endless-v0 declares no time limit"):

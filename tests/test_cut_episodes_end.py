@@ -214,7 +214,7 @@ class TestAnEpisodeThatIsCut:
         with pytest.raises(RuntimeError, match="first episode"):
             model(env, **settings, learning_starts=100).learn(240)
 
-    def test_episodes_that_never_end_are_told_of(self):
+    def test_episodes_that_never_end_warn(self):
         class EndlessGoalEnv(CountingGoalEnv):
             def __init__(self):
                 super().__init__()

@@ -1,4 +1,4 @@
-"""Whoever swaps SB3's TD3 for TD3X keeps everything: keywords, updates, files."""
+"""Replacing SB3's TD3 with TD3X keeps everything: keywords, updates, files."""
 
 import inspect
 import subprocess

@@ -161,7 +161,7 @@ class TestContent:
         assert "--resume" not in text
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-    @pytest.mark.timeout(60)  # a pipe that nobody writes to blocks whoever opens it
+    @pytest.mark.timeout(60)  # a pipe that nobody writes to blocks the process that opens it
     @pytest.mark.usefixtures("without_pictures")
     def test_pipes_in_place_of_files_are_left_out(self, copied):
         for name in ("progress.csv", "evaluations.npz", "video/best_model.mp4", "Line-v0/config.yml"):

@@ -218,7 +218,7 @@ class TestResuming:
         assert "at step 0 of 450" in log
         assert "at step 250 of 450" in log
 
-    def test_what_was_left_before_the_first_checkpoint_is_begun_anew(self, tmp_path):
+    def test_what_was_left_before_the_first_checkpoint_starts_again(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"
         remains.mkdir(parents=True)
@@ -234,7 +234,7 @@ class TestResuming:
         assert "a,b" not in (remains.parent / "progress.csv").read_text()
         assert all(file.read_text() == "by hand" for file in by_hand)
 
-    def test_a_damaged_run_fails_alone_and_is_not_begun_anew(self, tmp_path, monkeypatch):
+    def test_a_damaged_run_fails_alone_and_does_not_start_again(self, tmp_path, monkeypatch):
         runs = study(tmp_path / "s.yml", seeds=[0, 1, 2])
         stop_after(monkeypatch, 120)
         made(runs, tmp_path)

@@ -1,4 +1,4 @@
-"""Loading an untrusted file runs no code of whoever made it, and no pickle crashes the interpreter."""
+"""Loading an untrusted file runs none of its code, and no pickle crashes the interpreter."""
 
 import builtins
 import contextlib

@@ -25,7 +25,7 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import check_choice
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import environments, settings
+from sb3_td3x.runs import environments
 from sb3_td3x.runs.evaluation import Evaluation
 from sb3_td3x.runs.study import attempt, grid, runners
 from sb3_td3x.runs.study.attempt import StudyFolder
@@ -63,7 +63,6 @@ def train(run: StudyRun, folder: Path) -> bool:
 def train_sb3(run: StudyRun, folder: Path) -> bool:
     th.set_num_threads(1)
     place = RunDir(folder, run.env)
-    settings.require_registered(run.env)
     algorithm, options = sb3_algorithm(run.algo), run.options
     with RunLock(folder):
         train_env = environments.open_env(run.env, run.seed, environments.TRAINING)

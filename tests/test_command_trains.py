@@ -199,10 +199,10 @@ class TestCustomEnvironments:
 
 
 BAD_TRAINING = {
-    "an unknown environment": (["--env", "Walker2DBullet-v0"], "the nearest are Walker2DBulletEnv-v0"),
-    "one of a module": (["--env", "gymnasium:Pendulun-v1"], "the nearest are gymnasium:Pendulum-v1"),
+    "an unknown environment": (["--env", "Walker2DBullet-v0"], "there is no environment 'Walker2DBullet-v0'"),
+    "one of a module": (["--env", "gymnasium:Pendulun-v1"], "there is no environment 'gymnasium:Pendulun-v1'"),
     "one of nobody knows which module": (["--env", "qqqqqq-v0"], "your own registers is my_module:qqqqqq-v0"),
-    "a path for a module": (["--env", "./mine:Own-v0"], "'./mine' is no name of a module"),
+    "a path for a module": (["--env", "./mine:Own-v0"], "the module ./mine cannot be imported"),
     "unknown goals": (["--set", "replay_buffer_kwargs.goal_selection_strategy=futur"], "can be future, final, episode"),
     "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has discrete actions; TD3 needs continuous ones"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),

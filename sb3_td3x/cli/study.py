@@ -33,18 +33,15 @@ def command(
 
     Ctrl-C stops it cleanly; the same command continues.
     """
-    from sb3_td3x.runs.study import grid
+    from sb3_td3x.runs.study import attempt, grid, runners
 
     place = (out or Path("studies") / file.stem).resolve()
     runs = grid.read(file)
     if only is not None and only >= len(runs):
         raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
     runs = runs if only is None else [runs[only]]
+    folder = attempt.StudyFolder.at(place)
     try:
-        grid.check(runs)  # without torch, so that it is said at once
-        from sb3_td3x.runs.study import attempt, runners
-
-        folder = attempt.StudyFolder.at(place)
         attempt.check(runs, folder)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error

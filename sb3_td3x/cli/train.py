@@ -56,7 +56,6 @@ def command(
     Ctrl-C ends the run cleanly (exit code 1): model, scores, plot and a checkpoint are there, and --resume continues from it.
     """
     from sb3_td3x.results.run_dir import RunDir
-    from sb3_td3x.runs import settings  # neither imports torch, so that wrong settings are reported at once
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     chosen = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
@@ -64,21 +63,19 @@ def command(
     console = PlainConsole()
     if resume is not None:
         resumed = RunDir.open(resume)
-        settings.require_registered(settings.Experiment.of_arguments(resumed).env_id, may_import=trust)
         from sb3_td3x.runs import experiment
 
         run = experiment.resume(resumed, steps, checkpoint, trust)
     else:
         if env is None:
             raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
-        requested = settings.Experiment(
-            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out,
-            env_kwargs=_env_kwargs(env_kwargs), video=video,
-        )  # fmt: skip
-        settings.check(requested)
         from sb3_td3x.common.lock import is_touched
         from sb3_td3x.runs import experiment
 
+        requested = experiment.Experiment(
+            env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out,
+            env_kwargs=_env_kwargs(env_kwargs), video=video,
+        )  # fmt: skip
         if stopped := [folder for folder in experiment.unfinished(requested) if not is_touched(folder.path)]:
             console.print(f"to resume an unfinished run of these settings: {_resumption(stopped[-1])}")
         run = experiment.prepare(requested, command=_command_line())

@@ -18,7 +18,7 @@ import yaml
 
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
-from sb3_td3x.runs import play, settings
+from sb3_td3x.runs import environments, play
 from sb3_td3x.td3x.td3x import TD3X
 
 STATISTICS = "vec_normalize.pkl"
@@ -56,7 +56,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
     require_repository(repo_id)
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
-    settings.require_registered(run.env_id, may_import=trust)
+    environments.require_registered(run.env_id, may_import=trust)
     returns = play.evaluate(run, episodes, seed, "cpu", trust)
     is_safe = not trust or _loads_without_trust(run)
     out.mkdir(parents=True, exist_ok=True)

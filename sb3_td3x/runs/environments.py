@@ -1,12 +1,15 @@
-"""Build the environments of a run: seeds of episodes, wrappers, processes, normalization."""
+"""Build the environments of a run: names, seeds of episodes, wrappers, processes, normalization."""
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -20,7 +23,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
-from sb3_td3x.runs.settings import make, name_in, require_registered
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
@@ -28,6 +30,66 @@ chose its model."""
 LONGEST_EVALUATION = 10_000
 """Steps after which an evaluation's episode is truncated if the environment declares no time limit."""
 _WORKERS: WeakSet[BaseProcess] = WeakSet()
+
+
+PACKAGES = {
+    "pybullet_envs_gymnasium": ("pybullet-envs-gymnasium", r"Bullet"),
+    "panda_gym": ("panda-gym", r"^Panda"),
+    "gymnasium_robotics": ("gymnasium-robotics", r"^(Fetch|Hand|Adroit|AntMaze|PointMaze|FrankaKitchen)"),
+}
+"""By module: packages that register environments when they are imported, and the names of those environments."""
+
+
+def require_registered(env_id: str, may_import: bool = True) -> None:
+    """
+    Register the environments of the packages that are installed, and of the module that the name may have.
+
+    :param env_id: a registered name, or ``module:name`` where importing the module registers it
+    :param may_import: import that module; not where a run's folder gives the name, unless its author is trusted
+    :raises ValueError: for a name that Gymnasium does not know, or a module that may not or cannot be imported
+    """
+    for package in PACKAGES:
+        if find_spec(package) is not None:
+            import_module(package)
+    module, _, name = env_id.rpartition(":")
+    if module and module not in sys.modules:
+        if not may_import:
+            raise ValueError(
+                f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say "
+                "so with trust=True (td3x: --trust), or import the module first"
+            )
+        if "" not in sys.path:  # as `python -m` does; processes that are started later inherit it
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            import_module(module)
+        except (ImportError, TypeError) as error:
+            raise ValueError(f"{env_id!r}: the module {module} cannot be imported: {error}") from error
+    try:
+        gym.spec(name)
+    except gym.error.Error as error:
+        missing = [distribution for package, (distribution, names) in PACKAGES.items()
+                   if re.search(names, name) and find_spec(package) is None]  # fmt: skip
+        hint = f"pip install {missing[0]}" if missing else f"one that a module of your own registers is my_module:{name}"
+        raise ValueError(f"there is no environment {env_id!r}: {error} ({hint})") from error
+
+
+def require_continuous(env_id: str, action_space: gym.Space) -> None:
+    """:raises ValueError: unless the actions are a ``Box``"""
+    if not isinstance(action_space, gym.spaces.Box):
+        actions = "discrete" if isinstance(action_space, gym.spaces.Discrete) else type(action_space).__name__
+        raise ValueError(f"{env_id} has {actions} actions; TD3 needs continuous ones (a Box)")
+
+
+def require_no_arguments(env_kwargs: Any) -> None:
+    """
+    For runs that are not trusted.
+
+    :raises ValueError: if the run's folder would pass keyword arguments to the constructor of its environment
+    """
+    if env_kwargs:
+        raise ValueError(
+            f"the run passes {env_kwargs} to its environment: if you trust the run, say so with trust=True (td3x: --trust)"
+        )
 
 
 class EpisodeSeeds(gym.Wrapper):
@@ -138,13 +200,19 @@ Finalize(None, _end_workers, exitpriority=0)
 
 
 def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -> gym.Env:
-    rendering = {} if render_mode is None else {"render_mode": render_mode}
-    if not str(gym.spec(name_in(env_id)).entry_point).startswith("pybullet_envs_gymnasium"):
-        return make(env_id, env_kwargs, **rendering)
-    # PyBullet's first reset loads the scene, and its episode differs from all later ones (bullet3 issue 2639)
-    with _native_output_silenced():
-        env = make(env_id, env_kwargs, **rendering)
-        env.reset()
+    rendering: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    is_bullet = str(gym.spec(env_id.rpartition(":")[2]).entry_point).startswith("pybullet_envs_gymnasium")
+    with _native_output_silenced() if is_bullet else nullcontext():
+        try:
+            env = gym.make(env_id, **env_kwargs, **rendering)
+        except ImportError as error:  # of tasks that Gymnasium has removed, or that need JAX
+            raise ValueError(f"{env_id} cannot be made: {error}") from error
+        except TypeError as error:
+            if not env_kwargs:
+                raise
+            raise ValueError(f"{env_id} cannot be made with env_kwargs {dict(env_kwargs)}: {error}") from error
+        if is_bullet:  # its first reset loads the scene, and that episode differs from all later ones (bullet3 issue 2639)
+            env.reset()
     return env
 
 

@@ -1,9 +1,10 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,12 +26,111 @@ from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.runs import settings
-from sb3_td3x.runs.environments import EVALUATION, TRAINING, open_env
+from sb3_td3x.runs.environments import (
+    EVALUATION,
+    TRAINING,
+    open_env,
+    require_continuous,
+    require_no_arguments,
+    require_registered,
+)
 from sb3_td3x.runs.evaluation import AtTheEnd, Evaluation, save_normalization
-from sb3_td3x.runs.settings import Experiment
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments
+
+ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}
+"""rl-zoo3's names in ``args.yml``, where they differ from the fields of ``Experiment``."""
+
+MINIMUM = {"eval_freq": 1, "eval_episodes": 1, "save_freq": 1, "threads": 1, "seed": 0}
+"""Fields that are whole numbers, with the smallest value of each."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """
+    What one run is made from. The same values give the same run.
+
+    :param env_id: registered name of the environment
+    :param steps: environment steps; ``None`` takes the preset's ``n_timesteps``
+    :param seed: seed of the networks, the exploration and every episode of the environments
+    :param preset: name of a preset, or path of a YAML file like one
+    :param overrides: ``key=value`` texts that change the preset
+    :param n_envs: number of parallel environments; above 1 there are as many updates as environment steps.
+        ``None`` takes the preset's number, which is 1 if it names none
+    :param eval_freq: environment steps between two evaluations
+    :param eval_episodes: episodes of an evaluation, 1 or more
+    :param save_freq: environment steps between two checkpoints
+    :param device: ``"auto"``, ``"cpu"`` or ``"cuda"``
+    :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down a busy one
+    :param out: folder that holds the runs
+    :param setting: name of what is tried, for plots and tables; ``None`` is the preset's name
+    :param env_kwargs: keyword arguments of the environment
+    :param video: whether the command makes a video at the end
+    """
+
+    env_id: str
+    steps: float | None = None
+    seed: int = 0
+    preset: str = "default"
+    overrides: tuple[str, ...] = ()
+    n_envs: int | None = None
+    eval_freq: int = 5_000
+    eval_episodes: int = 10
+    save_freq: int = 10_000
+    device: str = "auto"
+    threads: int = 1
+    out: Path = Path("logs")
+    setting: str | None = None
+    env_kwargs: Mapping[str, Any] | None = None
+    video: bool = True
+
+    def __post_init__(self) -> None:
+        for name, minimum in MINIMUM.items():  # a file may have 1.0 or 1e4
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
+        if not isinstance(self.env_kwargs or {}, Mapping):
+            raise ValueError(f"env_kwargs must be a mapping of names to values, not {self.env_kwargs!r}")
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """
+        The preset's entry with all that this run changes, in rl-zoo3's keys.
+
+        :raises ValueError: for an unknown preset or key, or settings that exclude each other
+        """
+        entry = presets.load(self.preset, self.env_id)
+        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
+        if entry["n_envs"] > 1:
+            # One update per environment step, as with one environment: SB3 would make one per step of all together
+            entry["gradient_steps"] = -1
+        entry = presets.override(entry, self.overrides)
+        if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
+            raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")
+        entry["n_timesteps"] = check_int("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
+        return entry
+
+    @property
+    def chooses_policy(self) -> bool:
+        """Whether the user has named the policy, which is otherwise chosen by the observation space."""
+        return any(assignment.partition("=")[0].strip() == "policy" for assignment in self.overrides)
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        named = {ARGUMENT_NAMES.get(name, name): value for name, value in values.items()}
+        return {**named, "overrides": list(self.overrides), "env_kwargs": dict(self.env_kwargs) if self.env_kwargs else None}
+
+    @classmethod
+    def of_arguments(cls, folder: RunDir) -> "Experiment":
+        """
+        The settings of a run as its folder holds them.
+
+        :raises ValueError: if they are not as ``td3x train`` writes them
+        """
+        arguments = folder.arguments()
+        if not isinstance(arguments.get("overrides"), list):
+            raise ValueError(f"{folder.args_file} has no list of overrides, so td3x train has not made this run")
+        keys = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls) if field.name != "out"}
+        values = {name: arguments[key] for name, key in keys.items() if key in arguments}
+        return cls(**{**values, "overrides": tuple(arguments["overrides"]), "out": folder.path.parent.parent})
 
 
 @dataclass
@@ -59,8 +159,10 @@ def check(experiment: Experiment) -> dict[str, Any]:
     :return: the hyperparameters
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     """
-    entry = settings.check(experiment)
+    require_registered(experiment.env_id)
     require_device(experiment.device)
+    entry = experiment.hyperparameters()
+    presets.check(entry)
     check_arguments(entry["policy"], **presets.model_arguments(entry))
     return entry
 
@@ -75,12 +177,12 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     :raises OSError: if the folder cannot be written
     """
-    entry, experiment = check(experiment), experiment.with_whole_numbers()
+    entry = check(experiment)
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
-        settings.require_continuous(experiment.env_id, evaluation_env.action_space)
+        require_continuous(experiment.env_id, evaluation_env.action_space)
         if entry["policy"] == "MlpPolicy" and not experiment.chooses_policy:
             entry["policy"] = policies.name_for(evaluation_env.observation_space)
         if path is None:
@@ -133,11 +235,11 @@ def resume(
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
-    settings.require_registered(experiment.env_id, may_import=trust)
+    require_registered(experiment.env_id, may_import=trust)
     if not trust:
         folder.require_no_links()
         if experiment.env_kwargs != env_kwargs:
-            settings.require_no_foreign_arguments(experiment.env_kwargs)
+            require_no_arguments(experiment.env_kwargs)
     require_device(experiment.device)
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
@@ -216,12 +318,12 @@ def train(
     :param on_evaluation: called after every evaluation with the callback that made it
     :return: whether the run reached its last step
     """
-    n_envs, wanted = run.model.n_envs, run.experiment
-    checkpoint = TD3XCheckpointCallback(max(wanted.save_freq // n_envs, 1), run.folder.checkpoints, lock=run.lock)
+    n_envs, experiment = run.model.n_envs, run.experiment
+    checkpoint = TD3XCheckpointCallback(max(experiment.save_freq // n_envs, 1), run.folder.checkpoints, lock=run.lock)
     evaluation = Evaluation(
         run.evaluation_env,
-        n_eval_episodes=wanted.eval_episodes,
-        eval_freq=max(wanted.eval_freq // n_envs, 1),
+        n_eval_episodes=experiment.eval_episodes,
+        eval_freq=max(experiment.eval_freq // n_envs, 1),
         folder=run.folder,
         lock=run.lock,
         is_stopping=lambda: checkpoint.is_stopping,
@@ -266,12 +368,6 @@ def require_device(device: str) -> None:
 
     :raises ValueError: for an unknown name, or CUDA where there is none
     """
-    if device == "auto":
-        return
-    try:
-        th.zeros((), device=device)
-        name = th.device(device).type
-    except Exception as error:  # each back end has its own
-        raise ValueError(f"there is no device {device!r} here, use auto or cpu: {error}") from error
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"SB3 runs on cpu and cuda, not on {device!r}")
+    cuda = re.fullmatch(r"cuda(:(\d+))?", str(device))
+    if device not in ("auto", "cpu") and not (cuda and int(cuda[2] or 0) < th.cuda.device_count()):
+        raise ValueError(f"there is no device {device!r}: use auto, cpu or cuda, where there is one")

@@ -16,9 +16,8 @@ from sb3_td3x.common.validation import check_int
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
-from sb3_td3x.runs.environments import AFTERWARDS, open_env
+from sb3_td3x.runs.environments import AFTERWARDS, open_env, require_no_arguments, require_registered
 from sb3_td3x.runs.experiment import require_device
-from sb3_td3x.runs.settings import require_no_foreign_arguments, require_registered
 from sb3_td3x.saving.pickle_files import load_vecnormalize
 from sb3_td3x.td3x.td3x import TD3X
 
@@ -61,7 +60,7 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     require_registered(folder.env_id, may_import=trust)
     env_kwargs = arguments.get("env_kwargs") or None
     if not trust:
-        require_no_foreign_arguments(env_kwargs)
+        require_no_arguments(env_kwargs)
     env = open_env(folder.env_id, seed, AFTERWARDS, entry, render_mode=render_mode, env_kwargs=env_kwargs)
     if statistics is None:
         return env

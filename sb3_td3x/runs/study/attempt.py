@@ -8,9 +8,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.common import files
@@ -18,9 +17,9 @@ from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
 from sb3_td3x.errors import RunLockedError
 from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
-from sb3_td3x.runs import experiment, settings
-from sb3_td3x.runs.settings import Experiment
-from sb3_td3x.runs.study import grid
+from sb3_td3x.runs import experiment
+from sb3_td3x.runs.environments import require_registered
+from sb3_td3x.runs.experiment import Experiment
 from sb3_td3x.runs.study.grid import StudyRun
 
 Train = Callable[[StudyRun, Path], bool]
@@ -160,7 +159,7 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
     if store.is_finished():
         return True
     if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
-        settings.require_registered(run.env)  # the study's file names it, not the run's folder
+        require_registered(run.env)  # the study's file names it, not the run's folder
         if difference := _difference(run, path):
             raise ValueError(difference)
         prepared = experiment.resume(RunDir.open(path), env_kwargs=run.options.get("env_kwargs"))
@@ -177,11 +176,12 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
     :raises ValueError: naming the run, for an invalid setting, or one that differs from what the run was begun with
     """
 
-    def check_one(run: StudyRun) -> None:
-        experiment.check(run.experiment())
-        _require_same(run, folder)
-
-    grid.check(runs, check_one)
+    for run in runs:
+        try:
+            experiment.check(run.experiment())
+            _require_same(run, folder)
+        except ValueError as error:
+            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
 
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
@@ -195,22 +195,18 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
             also = f" and its table {table}" if folder.is_finished(run) else ""
             raise ValueError(f"{difference}: take another --out, or remove that folder{also}")
     elif folder.is_finished(run):  # its folder was removed
-        wanted, made = run.experiment(), int(folder.scores(run)[-1]["timesteps"])
-        asked = wanted.hyperparameters()["n_timesteps"]
-        if not asked <= made <= asked + wanted.eval_freq:  # the last episode, or parallel environments, make more
-            raise ValueError(f"{table} has {made} steps, not {asked}: take another --out, or remove that table")
+        planned, trained = run.experiment(), int(folder.scores(run)[-1]["timesteps"])
+        total = planned.hyperparameters()["n_timesteps"]
+        if not total <= trained <= total + planned.eval_freq:  # the last episode, or parallel environments, make more
+            raise ValueError(f"{table} has {trained} steps, not {total}: take another --out, or remove that table")
 
 
 def _difference(run: StudyRun, path: Path) -> str | None:
     """What the run was begun with that is different now; overrides are compared by what they make of the preset."""
-    begun, wanted = _made_from(Experiment.of_arguments(RunDir.open(path))), _made_from(run.experiment())
-    changed = (name for name in {**begun, **wanted} if begun.get(name) != wanted.get(name))
-    return next((f"{path} was begun with {name} {begun.get(name)}, not {wanted.get(name)}" for name in changed), None)
-
-
-def _made_from(made: Experiment) -> dict[str, Any]:
-    values = {option.name: getattr(made, option.name) for option in fields(made) if option.name not in ("out", "overrides")}
-    return values | made.hyperparameters()
+    experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
+    begun, planned = ({**vars(each), "out": "", "overrides": "", **each.hyperparameters()} for each in experiments)
+    changed = (name for name in {**begun, **planned} if begun.get(name) != planned.get(name))
+    return next((f"{path} was begun with {name} {begun.get(name)}, not {planned.get(name)}" for name in changed), None)
 
 
 @contextmanager

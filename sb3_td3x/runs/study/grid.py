@@ -1,8 +1,8 @@
-"""A study file: the runs it stands for, and what is wrong with it in one line. Reading it does not import torch."""
+"""A study file: the runs it stands for, and what is wrong with it in one line."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -13,8 +13,7 @@ import yaml
 from sb3_td3x import presets
 from sb3_td3x.common.validation import check_int, did_you_mean, parse_yaml_scalar
 from sb3_td3x.results.run_dir import file_name
-from sb3_td3x.runs import settings
-from sb3_td3x.runs.settings import Experiment
+from sb3_td3x.runs.experiment import Experiment
 
 GRID_KEYS = ("algo", "setting", "envs", "seeds")
 WHOLE_STUDY = ("threads",)
@@ -75,20 +74,6 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Collection[
         return _expand(_mapping(path), options, algorithms)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def check(
-    runs: Iterable[StudyRun], check_one: Callable[[StudyRun], Any] = lambda run: settings.check(run.experiment())
-) -> None:
-    """
-    :param check_one: raises ``ValueError`` for what is wrong with a run
-    :raises ValueError: for the first run with something wrong, naming it
-    """
-    for run in runs:
-        try:
-            check_one(run)
-        except ValueError as error:
-            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
 
 
 def _mapping(path: Path) -> dict[str, Any]:

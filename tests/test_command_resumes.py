@@ -261,17 +261,6 @@ class TestRefused:
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
         assert said in self.refusal(called, "--resume", folder.path)
 
-    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, tmp_path, monkeypatch, called):
-        folder = short_run(tmp_path)
-        config, arguments = folder.config(), folder.arguments()
-        monkeypatch.setattr(experiment, "open_env", None)
-        monkeypatch.setattr(th, "set_num_threads", None)
-        many = 1_000_000
-        for settings in (({**config, "n_envs": many}, arguments), (config, {**arguments, "num_threads": many})):
-            folder.write_settings(*settings)
-            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
-            assert re.search(r"ask for (n_envs|num_threads) 1,000,000, but its checkpoint was made with 1", printed)
-
     def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, called):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import env_state
@@ -25,8 +25,18 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
     normalization = model.get_vec_normalize_env()
     if normalization is None:
         return
-    if all(np.isfinite(one.mean).all() and np.isfinite(one.var).all() for one in running_statistics(normalization)):
+    statistics = running_statistics(normalization)
+    if all(np.isfinite(running.mean).all() and np.isfinite(running.var).all() for running in statistics):
         files.write(path, lambda beside: normalization.save(str(beside)))
+
+
+def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock | None) -> None:
+    """Write the model as it is now, and its normalization; raises ``RunLockedError`` if another process has the lock."""
+    if lock is not None:
+        lock.require_ours()
+    with files.explained(folder.last_model):
+        model.save(folder.last_model)
+    save_normalization(model, folder.normalization)
 
 
 class _Interrupted(Exception):
@@ -40,9 +50,10 @@ class Evaluation(EvalCallback):
     A rollout starts when the last transition is stored and its updates are made, which is where checkpoints are saved too: an
     evaluation that is interrupted by a request to stop is discarded, and a resumed run makes it first, with the same model.
 
-    Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each.
+    Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each, and saves
+    the last model where training ends: before the last checkpoint, after which there is nothing to resume.
 
-    :param folder: the run's folder, for best model, normalization and scores
+    :param folder: the run's folder, for models, normalization and scores
     :param lock: lock of the run's folder; a process that has lost it, for example while it was suspended, writes nothing more
     :param is_stopping: whether the run was asked to stop; looked at in every step of an evaluation
     :param on_evaluation: called after every evaluation with this callback
@@ -64,8 +75,6 @@ class Evaluation(EvalCallback):
         path = str(folder.path)
         super().__init__(eval_env, log_path=path, best_model_save_path=path, verbose=0, **kwargs)
         self.folder, self.lock, self.is_stopping, self.on_evaluation = folder, lock, is_stopping, on_evaluation
-        self.callback_on_new_best = _SaveNormalization(folder.best_normalization)
-        self.callback_on_new_best.parent = self
         self.seconds: list[float] = []
         self.is_due = False
 
@@ -101,11 +110,16 @@ class Evaluation(EvalCallback):
         is_last = self.num_timesteps >= self.model._total_timesteps
         if is_last and self.evaluations_timesteps[-1:] != [self.num_timesteps]:
             self._evaluate()
+        save_last(self.model, self.folder, self.lock)
+
+    def resumable_files(self) -> list[Path]:
+        """Files that belong to a checkpoint besides those of SB3's ``EvalCallback``."""
+        return [self.folder.best_normalization]
 
     def _evaluate(self) -> None:
         if self.lock is not None:
             self.lock.require_ours()  # SB3 would overwrite the other process's files
-        was_reset = self.last_mean_reward > -math.inf
+        was_reset, best_before = self.last_mean_reward > -math.inf, self.best_mean_reward
         before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
         frequency, self.eval_freq = self.eval_freq, 1
         try:
@@ -117,6 +131,8 @@ class Evaluation(EvalCallback):
         finally:
             self.eval_freq = frequency
         self.is_due = False
+        if self.best_mean_reward > best_before:
+            save_normalization(self.model, self.folder.best_normalization)
         self._write_table()
         self.on_evaluation(self)
 
@@ -131,36 +147,3 @@ class Evaluation(EvalCallback):
         scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
         rows = [f"{steps},{np.mean(returns):.9g},{np.std(returns):.9g},{seconds:.1f}" for steps, returns, seconds in scores]
         files.write(self.folder.path / SCORES, "\n".join([",".join(SCORE_COLUMNS), *rows, ""]).encode())
-
-
-class _SaveNormalization(BaseCallback):
-    """Keep the normalization that belongs to the best model."""
-
-    resumable = ()
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-
-    def _on_step(self) -> bool:
-        save_normalization(self.model, self.path)
-        return True
-
-    def resumable_files(self) -> list[Path]:
-        return [self.path]
-
-
-class AtTheEnd(BaseCallback):
-    """Call a function where training ends: before the last checkpoint, after which there is nothing to resume."""
-
-    resumable = ()
-
-    def __init__(self, function: Callable[[], None]):
-        super().__init__()
-        self.function = function
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_training_end(self) -> None:
-        self.function()

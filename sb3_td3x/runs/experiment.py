@@ -34,7 +34,7 @@ from sb3_td3x.runs.environments import (
     require_no_arguments,
     require_registered,
 )
-from sb3_td3x.runs.evaluation import AtTheEnd, Evaluation, save_normalization
+from sb3_td3x.runs.evaluation import Evaluation, save_last
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments
 
@@ -253,7 +253,6 @@ def resume(
                 f"{done} of {entry['n_timesteps']:,}: --steps extends it" if steps is None
                 else f"{done}: --steps counts from the beginning and must be above that, not {entry['n_timesteps']:,}"
             )  # fmt: skip
-        _require_counts_of(saved, entry["n_envs"], experiment.threads)
         th.set_num_threads(experiment.threads)
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path, append=True)
@@ -271,15 +270,6 @@ def _is_evaluated(folder: RunDir, steps: int) -> bool:
         return folder.scores()[0][-1] >= steps
     except ValueError:
         return False
-
-
-def _require_counts_of(saved: Checkpoint, n_envs: int, threads: int) -> None:
-    """Compare the counts that the settings ask for with the checkpoint's, before processes and threads are started."""
-    replay, machine = saved.manifest["replay"], saved.manifest.get("machine", {})
-    counts = {"n_envs": (n_envs, replay.get("n_envs")), "num_threads": (threads, machine.get("torch threads"))}
-    for name, (asked, had) in counts.items():
-        if had is not None and asked != had:
-            raise ValueError(f"the settings of the run ask for {name} {asked:,}, but its checkpoint was made with {had:,}")
 
 
 def _opened(resources: ExitStack, experiment: Experiment, entry: dict[str, Any], stream: int, **kwargs: Any) -> VecEnv:
@@ -329,18 +319,17 @@ def train(
         is_stopping=lambda: checkpoint.is_stopping,
         on_evaluation=partial(_after_evaluation, run.folder, on_evaluation),
     )
-    save_last = partial(_save_last, run)
     if run.model.learning_starts >= run.total:
         begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with run.resources:
         try:
             with files.explained(run.folder.path, only_full=True), stopping_on_signal(checkpoint.save_and_stop):
-                every = [evaluation, *callbacks, AtTheEnd(save_last), checkpoint]
+                every = [evaluation, *callbacks, checkpoint]
                 run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
         except BaseException as error:
             try:
-                save_last()  # as at the end
+                save_last(run.model, run.folder, run.lock)  # as at the end
             except Exception as failed:
                 raise error from failed  # what ended the run is what its owner needs to know
             raise
@@ -353,13 +342,6 @@ def _after_evaluation(folder: RunDir, on_evaluation: Callable[[EvalCallback], No
 
         draw([scores.of_run(folder)], folder.curve)
     on_evaluation(evaluation)
-
-
-def _save_last(run: Run) -> None:
-    run.lock.require_ours()
-    with files.explained(run.folder.last_model):
-        run.model.save(run.folder.last_model)
-    save_normalization(run.model, run.folder.normalization)
 
 
 def require_device(device: str) -> None:

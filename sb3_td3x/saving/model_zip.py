@@ -238,10 +238,18 @@ def name_of(path: Any) -> str:
 
 
 @contextmanager
-def explained_errors(name: str) -> Iterator[None]:
-    """Turn what reading a bad file raises into ``ModelFileError``, which names the file."""
+def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
+    """
+    Turn what reading a bad file raises into the two documented errors, which name the file.
+
+    :param what: needs trust, if the file holds more than the allow-list has
+    """
     try:
         yield
+    except OSError:
+        raise
+    except NotAllowed as error:
+        raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
         raise error if name in str(error) else ModelFileError(f"{name} cannot be loaded: {error}") from error
     except zipfile.BadZipFile as error:
@@ -297,7 +305,8 @@ def _zip_of_names(file: ModelFile, attributes: dict[str, Any]) -> bytes:
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
         # SB3 prints it: no control characters that an untrusted file may hold
-        archive.writestr("system_info.txt", ascii(file.members.get("system_info.txt", b"").decode(errors="replace")))
+        lines = file.members.get("system_info.txt", b"").decode(errors="replace").splitlines()
+        archive.writestr("system_info.txt", "\n".join(map(ascii, lines)))
     return zipped.getvalue()
 
 

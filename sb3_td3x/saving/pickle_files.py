@@ -1,8 +1,6 @@
 """SB3's pickled files (replay buffer, ``VecNormalize``, policy), read without running code of whoever made them."""
 
 import pathlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,10 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_td3x.errors import ModelFileError, UntrustedModelError
+from sb3_td3x.errors import ModelFileError
 from sb3_td3x.saving import safe_pickle
-from sb3_td3x.saving.model_zip import PathOrFile, name_of, opened
-from sb3_td3x.saving.safe_pickle import NotAllowed, described
+from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, name_of, opened
+from sb3_td3x.saving.safe_pickle import described
 
 _PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
 
@@ -35,7 +33,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
         raise ValueError("statistics are for an SB3 VecEnv, such as make_vec_env gives, not for a single environment")
     if trust:
         return VecNormalize.load(str(path), venv)
-    with _explained_errors("the VecNormalize", path), opened(path, suffix="pkl") as file:
+    with explained_errors(name_of(path), "the VecNormalize"), opened(path, suffix="pkl") as file:
         loaded = safe_pickle.load(file)
         _check_statistics(loaded)
     try:
@@ -58,7 +56,7 @@ def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
         if not isinstance(loaded, ReplayBuffer):
             raise ModelFileError(f"{name_of(path)} holds no replay buffer")
         return loaded
-    with _explained_errors("the replay buffer", path), opened(path, suffix="pkl") as file:
+    with explained_errors(name_of(path), "the replay buffer"), opened(path, suffix="pkl") as file:
         loaded = safe_pickle.load(file)
         _check_buffer(loaded)
     return loaded
@@ -71,22 +69,9 @@ def read_policy(path: PathOrFile) -> dict[str, Any]:
     :raises UntrustedModelError: for arguments that are not on the list
     :raises ModelFileError: for a damaged file or one of something else
     """
-    with _explained_errors("the policy", path), opened(path, suffix="pth") as file:
+    with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
         saved = safe_pickle.load_tensors(file.read())
         return {"data": {**saved["data"]}, "state_dict": saved["state_dict"]}
-
-
-@contextmanager
-def _explained_errors(what: str, path: PathOrFile) -> Iterator[None]:
-    """Turn what reading raises into the two documented errors, which name the file."""
-    try:
-        yield
-    except NotAllowed as error:
-        raise UntrustedModelError(what, str(error), name_of(path)) from error
-    except OSError:
-        raise
-    except Exception as error:
-        raise ModelFileError(f"{name_of(path)} cannot be loaded: {error}") from error
 
 
 def _check_buffer(buffer: Any) -> None:

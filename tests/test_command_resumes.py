@@ -3,6 +3,7 @@
 import csv
 import errno
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -106,9 +107,19 @@ def test_ctrl_c_names_the_command_that_resumes_and_a_new_run_does_too(tmp_path, 
     assert RunDir.open(folder).scores()[0][-1] == STEPS
 
 
+@pytest.fixture(scope="module")
+def of_300_steps(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def finished(of_300_steps, tmp_path):
+    """The folder of a finished run, to be changed."""
+    return RunDir.open(shutil.copytree(of_300_steps.path, tmp_path / "td3x" / "Pendulum-v1_1"))
+
+
 class TestFinished:
-    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, tmp_path, called):
-        finished = short_run(tmp_path)
+    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, finished, called):
         code, printed = called("train", "--resume", finished.path)
         assert code == 2
         assert "has made 300 steps of 300: --steps extends it" in printed
@@ -155,15 +166,14 @@ class TestFinished:
         short_run(tmp_path)
         assert [steps for steps, is_there in there if is_there] == [300]
 
-    def test_a_checkpoint_can_be_chosen(self, tmp_path):
-        folder = short_run(tmp_path)
-        assert saved_steps(folder.checkpoints) == [200, 300]
-        run = experiment.resume(folder, checkpoint=200)
+    def test_a_checkpoint_can_be_chosen(self, finished):
+        assert saved_steps(finished.checkpoints) == [200, 300]
+        run = experiment.resume(finished, checkpoint=200)
         assert run.model.num_timesteps == 200
-        lines = len(folder.path.joinpath("0.monitor.csv").read_text().splitlines())
+        lines = len(finished.path.joinpath("0.monitor.csv").read_text().splitlines())
         assert experiment.train(run)
         assert run.folder.scores()[0].tolist() == [200, 300]
-        assert len(folder.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
+        assert len(finished.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
 
 
 def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_path, monkeypatch):
@@ -207,46 +217,49 @@ def test_a_full_disk_is_reported_with_the_run_and_an_environments_own_missing_fi
 
 
 class TestUnreadable:
-    def test_a_run_without_readable_settings_does_not_keep_others_from_starting(self, tmp_path):
-        folder = short_run(tmp_path)
-        (Store(folder.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
-        planned = experiment.Experiment.of_arguments(folder)
-        assert [found.path for found in experiment.unfinished(planned)] == [folder.path]
-        folder.args_file.write_text("")
+    def test_a_run_without_readable_settings_does_not_keep_others_from_starting(self, finished):
+        (Store(finished.checkpoints).checkpoints()[-1].path / "manifest.json").unlink()  # the newest is now at 200 steps
+        planned = experiment.Experiment.of_arguments(finished)
+        assert [found.path for found in experiment.unfinished(planned)] == [finished.path]
+        finished.args_file.write_text("")
         assert experiment.unfinished(planned) == []
 
 
 class TestRefused:
-    def refusal(self, called, *arguments):
-        code, printed = called("train", *arguments)
-        assert code == 2
-        return " ".join(printed.replace("│", " ").split())
+    @pytest.fixture
+    def refusal(self, called):
+        """Calls ``td3x train``, which must refuse, and gives what it said."""
 
-    def test_a_run_that_another_process_writes(self, tmp_path, called):
-        folder = short_run(tmp_path)
-        with RunLock(folder.path):
-            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
+        def call(*arguments):
+            code, printed = called("train", *arguments)
+            assert code == 2
+            return " ".join(printed.replace("│", " ").split())
+
+        return call
+
+    def test_a_run_that_another_process_writes(self, finished, refusal):
+        with RunLock(finished.path):
+            printed = refusal("--resume", finished.path, "--steps", 400)
         assert "is being written by process" in printed
 
-    def test_other_settings_beside_a_run(self, tmp_path, called):
-        printed = self.refusal(called, "--resume", tmp_path, "--seed", 1, "--set", "tau=0.1")
+    def test_other_settings_beside_a_run(self, tmp_path, refusal):
+        printed = refusal("--resume", tmp_path, "--seed", 1, "--set", "tau=0.1")
         assert "--seed, --set cannot be changed with --resume RUN" in printed
 
     @pytest.mark.parametrize("option", [["--checkpoint", 5], ["--trust"]])
-    def test_options_of_resume_without_it(self, option, called):
-        assert "is for --resume" in self.refusal(called, "--env", "Pendulum-v1", *option)
+    def test_options_of_resume_without_it(self, option, refusal):
+        assert "is for --resume" in refusal("--env", "Pendulum-v1", *option)
 
-    def test_a_run_with_links_to_elsewhere(self, tmp_path, called):
-        folder = short_run(tmp_path)
+    def test_a_run_with_links_to_elsewhere(self, finished, tmp_path, refusal):
         for name in ("progress.csv", "checkpoint", "Pendulum-v1/config.yml"):
-            moved = (folder.path / name).rename(tmp_path / "elsewhere")
-            (folder.path / name).symlink_to(moved)
+            moved = (finished.path / name).rename(tmp_path / "elsewhere")
+            (finished.path / name).symlink_to(moved)
             before = moved.stat()
-            printed = self.refusal(called, "--resume", folder.path, "--steps", 400)
+            printed = refusal("--resume", finished.path, "--steps", 400)
             assert "leads out of the run's folder" in printed
             assert moved.stat().st_mtime_ns == before.st_mtime_ns
-            (folder.path / name).unlink()
-            moved.rename(folder.path / name)
+            (finished.path / name).unlink()
+            moved.rename(finished.path / name)
 
     @pytest.mark.parametrize(
         ("changed", "said"),
@@ -256,21 +269,21 @@ class TestRefused:
             ({"seed": []}, "seed must be"),
         ],
     )
-    def test_settings_that_are_none(self, changed, said, tmp_path, called):
+    def test_settings_that_are_none(self, changed, said, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
-        assert said in self.refusal(called, "--resume", folder.path)
+        assert said in refusal("--resume", folder.path)
 
-    def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, called):
+    def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})
         save_run(model(seeded()).learn(20), folder.checkpoints)
-        assert f"; its run is {folder.path}" in self.refusal(called, "--resume", folder.checkpoints)
-        assert "; runs in it: Pendulum-v1_1" in self.refusal(called, "--resume", folder.path.parent)
+        assert f"; its run is {folder.path}" in refusal("--resume", folder.checkpoints)
+        assert "; runs in it: Pendulum-v1_1" in refusal("--resume", folder.path.parent)
         with pytest.raises(CheckpointError, match="its folder checkpoint does"):
             resume_run(folder.path, seeded())
         folder.config_file.unlink()
-        assert "a part of the run is missing: " in self.refusal(called, "--resume", folder.path)
+        assert "a part of the run is missing: " in refusal("--resume", folder.path)
 
 
 class TestOtherAlgorithms:

@@ -82,11 +82,13 @@ def files(callbacks: Callbacks) -> dict[str, Path]:
     """The files that callbacks write and that belong to their state, by owner; they need not exist yet."""
     paths: dict[str, Path] = {}
     for name, callback in named(callbacks):
-        own = [Path(path) for path in getattr(callback, "resumable_files", list)()]
+        written = [Path(path) for path in getattr(callback, "resumable_files", list)()]
         if isinstance(callback, sb3.EvalCallback):
-            own += [] if callback.log_path is None else [Path(f"{callback.log_path}.npz")]
-            own += [] if callback.best_model_save_path is None else [Path(callback.best_model_save_path) / "best_model.zip"]
-        paths |= {f"{name}.{number}": path for number, path in enumerate(own)}
+            written += [] if callback.log_path is None else [Path(f"{callback.log_path}.npz")]
+            written += (
+                [] if callback.best_model_save_path is None else [Path(callback.best_model_save_path) / "best_model.zip"]
+            )
+        paths |= {f"{name}.{number}": path for number, path in enumerate(written)}
     return paths
 
 

@@ -74,8 +74,7 @@ class ResumableEnv(gym.Wrapper):
             ``forgets``: the wrappers of which something that outlives an episode may be lost
         """
         layers = list(_layers(self.env))
-        known = [was_reset or type(layer) in LAYERS or hasattr(type(layer), "rewind") for layer in layers]
-        states = [_get_state(layer) if is_known else None for layer, is_known in zip(layers, known, strict=True)]
+        states = [_get_state(layer, was_reset) for layer in layers]
         random = getattr(self.unwrapped, "_np_random", None)
         without_state = [layer for layer, state in zip(layers[:-1], states, strict=False) if state is None and was_reset]
         return {
@@ -202,15 +201,15 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
     """Call a method of every environment's ``ResumableEnv``; a ``DummyVecEnv`` does not need to have them."""
     if isinstance(env, DummyVecEnv):
         outermost = [inner if isinstance(inner, ResumableEnv) else ResumableEnv(inner) for inner in env.envs]
-        return [getattr(inner, name)(*own) for inner, own in zip(outermost, arguments, strict=True)]
+        return [getattr(inner, name)(*values) for inner, values in zip(outermost, arguments, strict=True)]
     if not env.has_attr(name):
         return None
-    return [env.env_method(name, *own, indices=[index])[0] for index, own in enumerate(arguments)]
+    return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
 
 
-def _get_state(layer: gym.Env | VecEnv) -> Any:
+def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     if hasattr(type(layer), "get_run_state"):
-        return layer.get_run_state()  # type: ignore[union-attr]
+        return layer.get_run_state() if was_reset or hasattr(type(layer), "rewind") else None  # type: ignore[union-attr]
     if type(layer) not in LAYERS:
         return None
     state = {}

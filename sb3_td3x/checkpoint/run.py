@@ -137,29 +137,29 @@ def resume_run(
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
     """
     store = Store(Path(folder).resolve())
-    found = store.find(checkpoint)
-    with _as_checkpoint_error(found.path / STATE):
-        state = safe_pickle.loads((found.path / STATE).read_bytes())
+    saved = store.find(checkpoint)
+    with _as_checkpoint_error(saved.path / STATE):
+        state = safe_pickle.loads((saved.path / STATE).read_bytes())
         if invalid := [name for name in STATE_PARTS if not isinstance(state[name], dict)]:
             raise ValueError(f"its {invalid[0]!r} is not valid")
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not trust:
-        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(found.path / MODEL))
-    model = algorithm.load(found.path / MODEL, env=env, force_reset=False, **kwargs)
-    with _as_checkpoint_error(found.path / STATE):
+        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(saved.path / MODEL))
+    model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)
+    with _as_checkpoint_error(saved.path / STATE):
         vars(model).update({name: state["model"][name] for name in model.only_in_checkpoints})
-        machine = found.manifest["machine"]
+        machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
         env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
     with _as_checkpoint_error(store.chunks):
-        problems = _load_buffer(model, store, found, trust) + _differences(model, found.manifest["machine"])
-        problems += [reason for reason in found.manifest["not_exact"] if reason == INSIDE_ROLLOUT]
+        problems = _load_buffer(model, store, saved, trust) + _differences(model, saved.manifest["machine"])
+        problems += [reason for reason in saved.manifest["not_exact"] if reason == INSIDE_ROLLOUT]
     _saves.setdefault(model, {})[store.folder] = _Save(
-        found, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
+        saved, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
     )
-    model._on_resume = _Restoration(model, found, state, problems)
+    model._on_resume = _Restoration(model, saved, state, problems)
     return model
 
 
@@ -238,18 +238,18 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | Non
     return replay.save(buffer, store.chunks, save.last.manifest["replay"], model._rows_stored - save.rows)
 
 
-def _load_buffer(model: Resumable, store: Store, found: Checkpoint, trust: bool) -> list[str]:
+def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:
     """Fill the model's replay buffer; return what could not be restored."""
-    if (pickled := found.path / PICKLED_BUFFER).exists():
+    if (pickled := saved.path / PICKLED_BUFFER).exists():
         options: dict[str, Any] = {"trust": trust} if isinstance(model, TD3X) else {}
         model.load_replay_buffer(pickled, truncate_last_traj=False, **options)
         return []
-    if not found.manifest["replay"]:
+    if not saved.manifest["replay"]:
         return ["the replay buffer (it was not saved)"]
-    replay.load(model.replay_buffer, store.chunks, found.manifest["replay"])
+    replay.load(model.replay_buffer, store.chunks, saved.manifest["replay"])
     if replay.marks(model.replay_buffer):
-        with _as_checkpoint_error(found.path / MARKS):
-            replay.set_marks(model.replay_buffer, files.read_arrays(found.path / MARKS))
+        with _as_checkpoint_error(saved.path / MARKS):
+            replay.set_marks(model.replay_buffer, files.read_arrays(saved.path / MARKS))
     return []
 
 
@@ -310,24 +310,24 @@ class _Restoration:
     :param problems: what could not be restored so far
     """
 
-    def __init__(self, model: Resumable, found: Checkpoint, state: dict[str, Any], problems: list[str]):
-        self.model, self.found, self.state, self.problems = model, found, state, problems
+    def __init__(self, model: Resumable, checkpoint: Checkpoint, state: dict[str, Any], problems: list[str]):
+        self.model, self.checkpoint, self.state, self.problems = model, checkpoint, state, problems
         self.was_cut, self.is_first, self.resumptions = _was_cut(model), _is_before_learn(model), model.resumptions
         self.last_obs: Any = model._last_obs
         self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (not self.was_cut)
 
     def __call__(self, callback: BaseCallback) -> None:
-        model, env, state, folder = self.model, _env_of(self.model), self.state, self.found.path
+        model, env, state, folder = self.model, _env_of(self.model), self.state, self.checkpoint.path
         callback_state.require_same_episodes(callback, state["callbacks"])
         paths = callback_state.files(callback)  # this process's: a checkpoint does not say where to write
         for owner in state["files"].keys() & paths.keys():
-            if (name := state["files"][owner]) in self.found.manifest["files"]:
+            if (name := state["files"][owner]) in self.checkpoint.manifest["files"]:
                 files.write(paths[owner], (folder / name).read_bytes())
         with _as_checkpoint_error(folder / STATE):
             problems = self.problems + callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"])
         with _as_checkpoint_error(folder / STATE):
-            log_state.truncate(model.logger, env, folder.parent, self.found.manifest["logs"], model.num_timesteps)
+            log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
             log_state.record(model.logger, state["log"])
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
@@ -338,7 +338,7 @@ class _Restoration:
         model, normalization = self.model, self.model.get_vec_normalize_env()
         at_start = np.broadcast_to(self.at_start, env.num_envs)
         rewinds = [self.is_first or bool(start and not saved["complete"]) for start in at_start]
-        with _as_checkpoint_error(self.found.path / STATE):
+        with _as_checkpoint_error(self.checkpoint.path / STATE):
             restored = env_state.set_envs(env, saved, rewinds)
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)

@@ -85,7 +85,7 @@ class Store:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        readable = [found for path in self._paths() if isinstance(found := _read(path), Checkpoint)]
+        readable = [checkpoint for path in self._paths() if isinstance(checkpoint := _read(path), Checkpoint)]
         return sorted(readable, key=lambda checkpoint: checkpoint.number)
 
     def find(self, steps: int | None = None) -> Checkpoint:
@@ -172,8 +172,8 @@ class Store:
                 if path not in kept:
                     files.remove_folder(path)
             readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
-            needed = {chunk["file"] for found in readable if isinstance(found, Checkpoint)
-                      for chunk in found.manifest["replay"].get("chunks", [])}  # fmt: skip
+            needed = {chunk["file"] for checkpoint in readable if isinstance(checkpoint, Checkpoint)
+                      for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
             for path in self.chunks.iterdir():
                 if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
                     path.unlink(missing_ok=True)
@@ -204,8 +204,8 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
-        for name, kind in PARTS.items():
-            if not isinstance(manifest[name], kind):
+        for name, types in PARTS.items():
+            if not isinstance(manifest[name], types):
                 return CheckpointError(path, f"has no valid {name!r}")
         chunks = {chunk["file"]: chunk for chunk in manifest["replay"].get("chunks", [])}
         names = [name for name, described in [*manifest["files"].items(), *chunks.items()] if described.keys() >= DESCRIBED]

@@ -92,21 +92,22 @@ def load(
     :param sb3_load: SB3's ``load``, bound to the class ``cls``
     :param changes: attributes to change
     """
-    file, given = read(path), dict(custom_objects or {})
+    file, custom_objects = read(path), custom_objects or {}
     _check_changes(cls, changes, file)
     with explained_errors(file.name):
-        saved = file.attributes if trust else _checked(file, cls, given, changes)
+        saved = file.attributes if trust else _checked(file, cls, custom_objects, changes)
         tensors = {} if trust else file.tensors()
     buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
     if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
-    learning_starts, window = changes.get("learning_starts", given.get("learning_starts")), changes.get("stats_window_size")
+    learning_starts = changes.get("learning_starts", custom_objects.get("learning_starts"))
+    window = changes.get("stats_window_size")
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
             io.BytesIO(file.content if trust else _zip_of_names(file, saved)),
             env,
             get_device(device),
-            given if trust else saved,  # what is given SB3 does not unpickle
+            custom_objects if trust else saved,  # SB3 does not unpickle these
             print_system_info,
             force_reset,
             _loading=True,
@@ -276,8 +277,8 @@ def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
         raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {saved}")
 
 
-def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The saved attributes, read through the allow-list where ``given`` does not replace them."""
+def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The saved attributes, read through the allow-list where ``custom_objects`` does not replace them."""
     attributes: dict[str, Any] = {}
     # ``env`` is among them: SB3 would import the module that a string there names
     excluded: list[str] = object.__new__(cls)._excluded_save_params()
@@ -287,8 +288,8 @@ def _checked(file: ModelFile, cls: type, given: dict[str, Any], changes: dict[st
                 f"{file.name} sets {name}, which is no saved attribute of a model: if it is yours, saved with include=, "
                 "load it with trust=True"
             )
-        if name in given or name == "lr_schedule":  # SB3 saves the schedule and makes it anew from ``learning_rate``
-            value = given.get(name)
+        if name in custom_objects or name == "lr_schedule":  # SB3 saves the schedule and makes it anew from ``learning_rate``
+            value = custom_objects.get(name)
         elif isinstance(value, dict) and ":serialized:" in value:
             try:
                 value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))

@@ -86,7 +86,7 @@ class TestFile:
             ({"runs": [{"algo": "ddpg"}]}, "algo can be td3x, not 'ddpg'"),
             ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
             ({"seeds": []}, "seeds must be a list"),
-            ({"seeds": [3, 0, 3]}, "runs, default: 3 is named twice"),
+            ({"seeds": [3, 0, 3]}, "runs, default: two runs are named td3x_default_Pendulum-v1_s3"),
             ({"seeds": [-1]}, "seeds must be at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),
             ({"overrides": [1]}, "overrides must be a mapping"),

@@ -160,8 +160,6 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
         return True
     if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
         require_registered(run.env)  # the study's file names it, not the run's folder
-        if difference := _difference(run, path):
-            raise ValueError(difference)
         prepared = experiment.resume(RunDir.open(path), env_kwargs=run.options.get("env_kwargs"))
     else:
         prepared = experiment.prepare(run.experiment(), path)
@@ -175,7 +173,6 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
     :raises ValueError: naming the run, for an invalid setting, or one that differs from what the run was begun with
     """
-
     for run in runs:
         try:
             experiment.check(run.experiment())
@@ -187,26 +184,21 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     path, table = folder.run(run), folder.table(run)
     if Store(RunDir(path, run.env).checkpoints).holds_any():
-        try:
-            difference = _difference(run, path)
+        try:  # overrides are compared by what they make of the preset
+            experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
+            begun, now = ({**vars(each), "out": "", "overrides": "", **each.hyperparameters()} for each in experiments)
         except ValueError:
             return
-        if difference:
+        changed = [name for name in {**begun, **now} if begun.get(name) != now.get(name)]
+        if changed:
+            difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
             also = f" and its table {table}" if folder.is_finished(run) else ""
-            raise ValueError(f"{difference}: take another --out, or remove that folder{also}")
+            raise ValueError(f"{path} was begun with {difference}: take another --out, or remove that folder{also}")
     elif folder.is_finished(run):  # its folder was removed
         planned, trained = run.experiment(), int(folder.scores(run)[-1]["timesteps"])
         total = planned.hyperparameters()["n_timesteps"]
         if not total <= trained <= total + planned.eval_freq:  # the last episode, or parallel environments, make more
             raise ValueError(f"{table} has {trained} steps, not {total}: take another --out, or remove that table")
-
-
-def _difference(run: StudyRun, path: Path) -> str | None:
-    """What the run was begun with that is different now; overrides are compared by what they make of the preset."""
-    experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
-    begun, planned = ({**vars(each), "out": "", "overrides": "", **each.hyperparameters()} for each in experiments)
-    changed = (name for name in {**begun, **planned} if begun.get(name) != planned.get(name))
-    return next((f"{path} was begun with {name} {begun.get(name)}, not {planned.get(name)}" for name in changed), None)
 
 
 @contextmanager

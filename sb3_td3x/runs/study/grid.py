@@ -1,7 +1,6 @@
 """A study file: the runs it stands for, and what is wrong with it in one line."""
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import product
@@ -71,24 +70,14 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Collection[
     :raises ValueError: in one line that names the file and the key
     """
     try:
-        return _expand(_mapping(path), options, algorithms)
-    except ValueError as error:
+        return _expand(yaml.safe_load(path.read_text()), options, algorithms)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"is not plain YAML: {error}") from error
+def _expand(content: Any, options: Collection[str], algorithms: Collection[str]) -> list[StudyRun]:
     if not isinstance(content, dict):
         raise ValueError("holds no keys: see docs/experiments.md for a study file")
-    return content
-
-
-def _expand(content: dict[str, Any], options: Collection[str], algorithms: Collection[str]) -> list[StudyRun]:
     common = dict(content)
     listed = common.pop("runs", None)
     if not isinstance(listed, list) or not listed or not all(isinstance(keys, dict) for keys in listed):
@@ -106,7 +95,7 @@ def _expand(content: dict[str, Any], options: Collection[str], algorithms: Colle
         merged = {**common, **keys, **{key: {**common[key], **keys[key]} for key in both}}
         for run in _runs_of(merged, algorithms, label):
             if run.name in runs:
-                raise ValueError(f"{label}: two runs are named {run.name}: give each setting a name of its own")
+                raise ValueError(f"{label}: two runs are named {run.name}")
             runs[run.name] = run
     return list(runs.values())
 
@@ -121,8 +110,6 @@ def _runs_of(entry: dict[str, Any], algorithms: Collection[str], label: str) -> 
     seeds = [check_int(f"{label}: seeds", parse_yaml_scalar(seed), minimum=0) for seed in listed]
     if not_text := [env for env in envs if not isinstance(env, str)]:
         raise ValueError(f"{label}: envs must be names of environments, not {not_text[0]!r}")
-    if repeated := [value for value, times in Counter([*envs, *seeds]).items() if times > 1]:
-        raise ValueError(f"{label}: {repeated[0]} is named twice")
     # Overrides stay as they are written, because a resumed run is compared by them; presets parse them
     options = {key: value if key == "overrides" else parse_yaml_scalar(value) for key, value in entry.items()}
     return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, seeds)]

@@ -2,7 +2,7 @@
 Hyperparameters by name: one YAML file per preset, in rl-zoo3's keys, with one entry per environment.
 
 Values are plain YAML. Classes are named, and only those listed here are known, so reading a preset runs no code. Importing
-this module does not import torch: a wrong setting is reported at once.
+this module does not import torch.
 """
 
 import math

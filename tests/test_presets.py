@@ -5,6 +5,7 @@ import re
 from importlib.resources import files
 
 import gymnasium as gym
+import numpy as np
 import pybullet_envs_gymnasium  # noqa: F401
 import pytest
 from stable_baselines3 import HerReplayBuffer
@@ -168,6 +169,14 @@ def test_ornstein_uhlenbeck_noise_has_the_shape_of_an_action():
     assert type(noise).__name__ == "OrnsteinUhlenbeckActionNoise"
     assert noise().shape == (2,)
     assert noise._sigma.tolist() == [0.5, 0.5]
+    assert noise._dt == 0.01  # SB3's default
+
+
+def test_the_mountain_cars_noise_is_correlated_over_a_few_steps():
+    noise = presets.model_arguments(presets.load("default", "MountainCarContinuous-v0"))["action_noise"]
+    np.random.seed(0)
+    values = np.array([noise()[0] for _ in range(20_000)])
+    assert np.corrcoef(values[:-7], values[7:])[0, 1] == pytest.approx(0.85**7, abs=0.05)  # (1 - theta dt) per step
 
 
 def test_the_critics_own_rate_is_read_as_the_actors():

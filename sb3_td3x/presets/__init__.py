@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import gymnasium as gym
     from stable_baselines3.common.vec_env import VecEnv
 
-RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", "noise_type", "noise_std")
+NOISE_KEYS = ("noise_type", "noise_std", "noise_dt")
+RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
 
 MODEL_KEYS = (
@@ -130,7 +131,7 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
             value = {**({} if isinstance(mapping, bool) else _mapping(name, mapping)), part: value}
         settings[name] = value
         if name == "action_noise":  # replaces the preset's noise, which is given in rl-zoo3's keys
-            settings = {key: value for key, value in settings.items() if key not in ("noise_type", "noise_std")}
+            settings = {key: value for key, value in settings.items() if key not in NOISE_KEYS}
     return settings
 
 
@@ -178,8 +179,8 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
     :raises ValueError: for a class that is not listed, or noise that is not known
     """
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
-    if "noise_type" in entry or "noise_std" in entry:
-        arguments["action_noise"] = _action_noise(entry.get("noise_type", "normal"), entry.get("noise_std"), action_shape)
+    if any(key in entry for key in NOISE_KEYS):
+        arguments["action_noise"] = _action_noise(entry, action_shape)
     for rate in ("learning_rate", "qf_learning_rate"):
         if isinstance(text := arguments.get(rate), str):
             from stable_baselines3.common.utils import LinearSchedule
@@ -202,15 +203,17 @@ def _require_noise(name: str | None, std: Any) -> None:
         raise ValueError(f"noise_type {name} needs noise_std")
 
 
-def _action_noise(name: str | None, std: Any, shape: tuple[int, ...]) -> Any:
-    """rl-zoo3's ``noise_type`` and ``noise_std`` as ``TD3X`` takes them."""
+def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
+    """rl-zoo3's ``noise_type`` and ``noise_std``, and the ``dt`` of Ornstein-Uhlenbeck noise, as ``TD3X`` takes them."""
+    name, std = entry.get("noise_type", "normal"), entry.get("noise_std")
     _require_noise(name, std)
     if name != "ornstein-uhlenbeck":
         return None if name is None else std
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
-    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, check_float("noise_std", std)))
+    sigma, dt = np.full(shape, check_float("noise_std", std)), check_float("noise_dt", entry.get("noise_dt", 0.01))
+    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 
 def _linear_start(name: str, text: str) -> float:

@@ -2,4 +2,9 @@
 
 from sb3_td3x import presets
 
-hyperparams = presets.table("default")
+UNKNOWN_TO_RL_ZOO3 = ("noise_dt",)
+
+hyperparams = {
+    environment: {key: value for key, value in entry.items() if key not in UNKNOWN_TO_RL_ZOO3}
+    for environment, entry in presets.table("default").items()
+}

@@ -138,10 +138,6 @@ def _unchanged(chunks: list[dict[str, Any]], folder: Path, oldest: int) -> list[
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
     path = folder / f"{CHUNK}{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
     rows = np.arange(first, last) % buffer.buffer_size
-
-    def content(partial: Path) -> None:
-        with partial.open("wb") as file:
-            np.savez(file, **{name: array[rows] for name, array in _memory(buffer).items()})  # type: ignore[arg-type]
-
-    files.write(path, content)
+    arrays: dict[str, Any] = {name: array[rows] for name, array in _memory(buffer).items()}
+    files.write(path, lambda partial: np.savez(partial, **arrays))
     return {"file": path.name, "first": first, "last": last, **files.describe(path)}

@@ -55,8 +55,8 @@ def _with(parameters, **policy):
 DICTIONARIES = {
     "optimizers missing": (True, lambda p: {"policy": p["policy"]}, "there must be parameters of"),
     "unknown": (True, lambda p: {**p, "nonsense": {}}, "there must be parameters of"),
-    "unknown, not exact": (False, lambda p: {**p, "actor.optimzer": {}}, "did you mean actor.optimizer"),
-    "no network": (False, lambda p: {**p, "gamma": {}}, "no network or optimizer 'gamma'"),
+    "unknown, not exact": (False, lambda p: {**p, "actor.optimzer": {}}, "actor.optimzer is an invalid object name"),
+    "no network": (False, lambda p: {**p, "gamma": {}}, "do not fit the model"),
     "shape, not exact": (False, lambda p: _with(p, **{"critic_target.qf1.4.bias": th.zeros(7)}), "size mismatch"),
     "moments, not exact": (False, lambda p: {**p, "critic.optimizer": {}}, "do not fit"),
 }  # fmt: skip

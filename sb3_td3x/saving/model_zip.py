@@ -172,20 +172,15 @@ def set_parameters(
     """
     if not isinstance(source, dict):
         source = read(source).tensors()
-    source = source or model._loaded_tensors
-    names = model._get_torch_save_params()[0]
+    source, names = source or model._loaded_tensors, model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
-    for name in source:
-        holder = recursive_getattr(model, str(name), None)
-        if not isinstance(holder, (th.nn.Module, th.optim.Optimizer)):
-            raise DoesNotFit(f"the model has no network or optimizer {name!r}{validation.did_you_mean(name, names)}")
     before = copy.deepcopy(model.get_parameters())
     try:
         sb3_set_parameters(source, exact_match, device)
-        for name in set(names) & source.keys():
-            if isinstance(holder := recursive_getattr(model, name), th.optim.Optimizer):
-                _check_optimizer(name, holder, before[name]["param_groups"])
+        for name in source:
+            if isinstance(optimizer := recursive_getattr(model, name), th.optim.Optimizer):
+                _check_optimizer(name, optimizer, before[name]["param_groups"])
     except Exception as error:
         sb3_set_parameters(before, True, device)
         raise DoesNotFit(f"the parameters do not fit the model: {error}") from error

@@ -5,7 +5,7 @@ They do not change random generators or networks, so that training does not depe
 """
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -18,15 +18,12 @@ from sb3_td3x.common.transitions import can_sample, sample
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
-if TYPE_CHECKING:
-    from sb3_td3x.td3x.td3x import TD3X
-
 SATURATED = 0.99
 """An action component beyond this, of at most 1, counts as saturated."""
 
 
-def record(model: "TD3X") -> None:
-    """Record the diagnostics for the log line that is about to be written."""
+def record(model: Any) -> None:
+    """Record the diagnostics of a ``TD3X`` for the log line that is about to be written."""
     model.logger.record("train/replay_size", model.replay_buffer.size() * model.n_envs)
     std = noise_std(model.action_noise)
     if std is not None:
@@ -44,7 +41,7 @@ def record(model: "TD3X") -> None:
             model.logger.record(f"train/{name}", value)
 
 
-def record_pace(model: "TD3X") -> None:
+def record_pace(model: Any) -> None:
     """Record the updates per second since the last log line; if SB3 writes several in one step, only for the first."""
     now, (then, steps, updates) = time.perf_counter(), model._pace
     if steps != model.num_timesteps:

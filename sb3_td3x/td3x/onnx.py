@@ -19,6 +19,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import vec_env
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from torch import nn
@@ -28,8 +29,6 @@ from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
     import onnx
-
-    from sb3_td3x.td3x.td3x import TD3X
 
 OBSERVATION, ACTION = "observation", "action"
 TOLERANCE = 1e-5
@@ -93,7 +92,7 @@ class Graph(nn.Module):
         return actions.clamp(self.low, self.high)
 
 
-def export_onnx(model: "TD3X", path: str | Path, env: VecEnv | None = None) -> None:
+def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None = None) -> None:
     """The body of ``TD3X.export_onnx``."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:

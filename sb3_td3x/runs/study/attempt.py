@@ -51,7 +51,7 @@ class StudyFolder:
     def last_line(self, run: StudyRun) -> str:
         """The last line that the run has printed: of a run that failed, the error."""
         text = self.printed(run).read_text(errors="replace") if self.printed(run).is_file() else ""
-        return (text.splitlines() or [""])[-1]
+        return (text.splitlines() or [""])[-1][:2_000]
 
     def table(self, run: StudyRun) -> Path:
         return self.tables / f"{run.name}.csv"

@@ -33,8 +33,8 @@ RETRIES = 5
 FINISHED, STOPPED, FAILED = 0, 10, 11
 """Exit codes of a run's process. With any other code it is lost and resumed from its checkpoint."""
 DIED = 12
-LONGEST_LINE = 2_000
 FAILED_TEXT = "failed"
+"""Stands for the last line of the run's log."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: R
         with closing(runner(partial(attempt, train, folder), left)) as outcomes:
             for outcome in outcomes:
                 is_in_log = outcome.error == FAILED_TEXT
-                yield replace(outcome, error=folder.last_line(outcome.run)[:LONGEST_LINE]) if is_in_log else outcome
+                yield replace(outcome, error=folder.last_line(outcome.run)) if is_in_log else outcome
 
 
 def jobs_here(threads: int) -> int:
@@ -178,7 +178,14 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
             try:
                 while pending:
                     (done,), _ = ray.wait(list(pending))
-                    yield _outcome(pending.pop(done), done)
+                    run = pending.pop(done)
+                    try:
+                        outcome = Outcome(run, ray.get(done))
+                    except ray.exceptions.RayTaskError:
+                        outcome = Outcome(run, False, FAILED_TEXT)
+                    except ray.exceptions.RayError as error:  # its machine was lost too often
+                        outcome = Outcome(run, False, " ".join(str(error).split()))
+                    yield outcome
             finally:
                 for reference in pending:
                     ray.cancel(reference)  # reaches the run as a Ctrl-C
@@ -201,19 +208,3 @@ def _require_answer(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()  # brackets: of IPv6
         except (OSError, OverflowError) as error:
             raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
-
-
-def _outcome(run: StudyRun, reference: Any) -> Outcome:
-    import ray
-
-    try:
-        return Outcome(run, ray.get(reference))
-    except ray.exceptions.RayTaskError as error:
-        return Outcome(run, False, _line(error.cause))
-    except ray.exceptions.RayError as error:  # the machine was lost too often
-        return Outcome(run, False, _line(error))
-
-
-def _line(error: BaseException) -> str:
-    """For a table; the run's log has the whole text."""
-    return " ".join(f"{error}".split())[:LONGEST_LINE] or type(error).__name__

@@ -393,16 +393,12 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
     """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
     numbers = [
         (name, value)
-        for module in tensors.modules
-        if type(module) not in _WITHOUT_NUMBERS
+        for module in tensors.with_numbers
         for name, value in vars(module).items()
         if type(value) in (bool, int, float, str)
     ]
     hooked = [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *hooked, *numbers]
-
-
-_WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten)
 
 
 def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch as th
 from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
@@ -107,19 +108,28 @@ def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[t
     return [gradient * scale for gradient in gradients]
 
 
+WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
+"""Modules whose forward pass uses no numbers that an edit could change."""
+
+
 class PolicyTensors:
     """
     The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time.
 
     :ivar named: parameters and buffers by name
     :ivar trained: parameters that each network's optimizer moves, by the network's name
+    :ivar device: of the networks
+    :ivar with_numbers: modules whose forward pass may use numbers that they hold
     """
 
     def __init__(self, policy: TD3Policy):
         self.networks: dict[str, BaseModel] = {"critic": policy.critic, "actor": policy.actor}
         self.modules = list(policy.modules())
+        # The policy itself is not called in an update
+        self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.buffers = dict(policy.named_buffers())
         self.named = {**dict(policy.named_parameters()), **self.buffers}
+        self.critic_parameters = list(policy.critic.parameters())
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs: list[tuple[nn.Module, nn.Module]] = [
             (policy.critic_target, policy.critic),
@@ -128,6 +138,7 @@ class PolicyTensors:
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
         self.statistics = [(_running_statistics(target), _running_statistics(source)) for target, source in pairs]
+        self.device = policy.device
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
@@ -170,9 +181,9 @@ class GradientStep:
 
         :param batch_size: of most updates of the series
         """
-        precision.require_supported(self.products, self.policy.device)
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
+        precision.require_supported(self.products, self.tensors.device)
         self.last_good = 0
         optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
@@ -260,7 +271,7 @@ class GradientStep:
         optimizer = self.policy.critic.optimizer
         state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
         if with_actor:
-            saved += [parameter.data for parameter in self.policy.critic.parameters()]
+            saved += self.tensors.critic_parameters
             saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
         copies = self._copies[with_actor]
         if [(copy.shape, copy.dtype) for copy in copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:

@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.publish import hub
@@ -248,6 +250,14 @@ def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):
     program = block(card_of(tmp_path / "here")[1], "python")
     assert "make_vec_env(\"Pendulum-v1\", env_kwargs={'g': 5})" in program
     assert "trust" not in program
+
+
+def test_a_run_with_hindsight_replay_can_be_pushed_with_trust(tmp_path, registered):
+    registered("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
+    env = BitFlippingEnv(n_bits=4, continuous=True)
+    run = saved_run(tmp_path, "Bits-v0", model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer))
+    hub.write(run, tmp_path / "here", "someone/td3x-Bits-v0", episodes=1, trust=True)
+    assert "runs code of its author" not in card_of(tmp_path / "here")[1]
 
 
 @pytest.mark.parametrize(("env_id", "name"), [("module:ns/Env-v0", "td3x-ns-Env-v0"), ("ale/Env-v0", "td3x-ale-Env-v0")])

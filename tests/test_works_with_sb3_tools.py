@@ -125,6 +125,15 @@ def test_hindsight_replay(n_envs):
     assert isinstance(algorithm.replay_buffer, HerReplayBuffer)
 
 
+def test_a_custom_buffer_may_say_whether_to_copy():
+    class Shares(ReplayBuffer):
+        def _get_samples(self, batch_inds, env=None):
+            samples = super()._get_samples(batch_inds, env)
+            return samples._replace(rewards=self.to_torch(self.rewards[batch_inds], copy=False))
+
+    trains(model(replay_buffer_class=Shares))
+
+
 def test_n_step_returns_and_memory_saving_replay():
     assert type(trains(model(n_steps=3)).replay_buffer) is NStepReplayBuffer
     kwargs = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}

@@ -29,7 +29,7 @@ def sample(
     """``buffer.sample`` without SB3's second copy (indexing makes one), with a check of the rewards of hindsight goals."""
     copies_twice = type(buffer).to_torch is BaseBuffer.to_torch and "to_torch" not in vars(buffer)
     if copies_twice:
-        buffer.to_torch = partial(th.as_tensor, device=buffer.device)  # type: ignore[method-assign]
+        buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
     try:
         batch = buffer.sample(batch_size, env=normalization)
     finally:
@@ -38,6 +38,10 @@ def sample(
     if isinstance(buffer, HerReplayBuffer):  # which has just computed them; all others were checked when they were stored
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
+
+
+def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
+    return th.as_tensor(array, device=device)
 
 
 def can_sample(buffer: ReplayBuffer) -> bool:

@@ -160,6 +160,7 @@ def check(entry: Mapping[str, Any]) -> None:
         elif name in CHECKS:
             CHECKS[name](name, value)
     _require_noise(entry.get("noise_type", "normal"), entry.get("noise_std", 0.0))
+    check_positive("noise_dt", entry.get("noise_dt", 0.01))
     for name in MAPPINGS:
         for key, value in _mapping(name, entry.get(name)).items():
             if key in CLASSES:
@@ -212,7 +213,7 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
-    sigma, dt = np.full(shape, check_float("noise_std", std)), check_float("noise_dt", entry.get("noise_dt", 0.01))
+    sigma, dt = np.full(shape, check_float("noise_std", std)), check_positive("noise_dt", entry.get("noise_dt", 0.01))
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 

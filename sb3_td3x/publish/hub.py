@@ -84,10 +84,13 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
 
 
 def _loads_without_trust(run: RunDir) -> bool:
+    env = play.open_evaluation_env(run, seed=0, trust=True)  # hindsight replay needs one
     try:
-        return bool(TD3X.load(run.model(), device="cpu", buffer_size=1))
+        return bool(play.load_model(run, env, "cpu"))
     except UntrustedModelError:
         return False
+    finally:
+        env.close()
 
 
 def upload(folder: Path, repo_id: str, private: bool = False) -> str:

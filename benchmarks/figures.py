@@ -105,9 +105,6 @@ def write_raw_tables(page: Path) -> None:
         "Short runs": ablation_figures.screening_table(found),
         "What critics promise and what the actor earns": ablation_figures.values_table(),
         "Averages of the actor's weights, mean and lowest evaluation": ablation_figures.averages_table(),
-        "Update time by size, AMD EPYC (Zen 4)": speed_figures.growth(),
-        "Update time, AMD EPYC (Zen 5)": speed_figures.processor("zen5"),
-        "Update time, Intel Xeon with AMX": speed_figures.processor("intel"),
     }
     made = "Made by `python benchmarks/figures.py`. Runs shared machines, so their minutes do not compare methods."
     parts = [f"## {title}\n\n{text}\n" for title, text in sections.items()]
@@ -138,8 +135,7 @@ def main() -> None:
     fill(ROOT / "README.md", "results table", results_figures.readme_table(found))
     results_figures.write(ROOT / "docs" / "results.md", STATIC / "results.png", fill)
     ablation_figures.write(ROOT / "docs" / "ablations.md", fill)
-    speed_figures.write(ROOT / "docs" / "speed.md", STATIC / "speed.png", fill)
-    fill(ROOT / "docs" / "decisions.md", "speed targets", speed_figures.targets())
+    speed_figures.write(ROOT / "docs" / "speed.md", fill)
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
     fill(ROOT / "docs" / "experiments.md", "study table", study_table())
     fill(ROOT / "docs" / "distributed.md", "steps table", ray_vec_env_table())

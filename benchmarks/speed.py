@@ -27,9 +27,10 @@ from sb3_td3x.runs import bench
 from sb3_td3x.runs.environments import TRAINING, open_env
 
 RESULTS = Path(__file__).parent / "results" / "speed"
-# The table of targets, then one factor at a time around its second column
-TARGETS = [{"batch": batch, "threads": threads} for threads in (1, 2) for batch in (100, 256)]
+UPDATES = [{"batch": batch, "quantiles": 25, "threads": 1} for batch in (100, 128, 256)]
+# One factor at a time
 GROWTH = [
+    {},
     {"batch": 1024},
     {"net": "256,256"},
     {"net": "1024,1024"},
@@ -41,7 +42,7 @@ GROWTH = [
 ]
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]
 CASES = {
-    "updates": [*TARGETS, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
+    "updates": [*UPDATES, *({"batch": 256, "threads": 1} | change for change in GROWTH)],
     "walker": WALKER,
     "recipe": [{"env": "Walker2DBulletEnv-v0"}],
     "memory": [{"name": name} for name in bench.ALGORITHMS],

@@ -76,6 +76,15 @@ class TestDamaged:
             resume_run(folder, seeded())
         assert resume_run(folder, seeded(), checkpoint=80).num_timesteps == 80
 
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+    @pytest.mark.timeout(60)
+    def test_a_pipe_in_place_of_a_manifest_is_damage_and_is_not_waited_for(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / "manifest.json").unlink()
+        os.mkfifo(folder / "td3x_100_steps" / "manifest.json")
+        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
+            resume_run(folder, seeded())
+
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
     def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, saved, tmp_path, name):
         folder = self.copy(saved, tmp_path)

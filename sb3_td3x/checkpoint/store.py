@@ -197,6 +197,8 @@ def _sealed(manifest: dict[str, Any]) -> bytes:
 def _read(folder: Path) -> Checkpoint | CheckpointError:
     """The checkpoint in a folder, or what is wrong with its manifest. A forged one names no file outside of the run."""
     path = folder / MANIFEST
+    if not path.is_file():  # nothing that would block, such as a pipe, is opened
+        return CheckpointError(path, "is missing")
     try:
         seal, _, text = path.read_bytes().decode().partition("\n")
         if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
@@ -213,8 +215,6 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
             return CheckpointError(path, "lists a file without its size and checksum")
         if outside := [name for name in names if Path(name).name != name]:
             return CheckpointError(path, f"names a file outside of its folder: {outside[0]!r}")
-    except FileNotFoundError:
-        return CheckpointError(path, "is missing")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return CheckpointError(path, f"cannot be read: {error}")
     return Checkpoint(folder, manifest)

@@ -183,8 +183,8 @@ def test_a_run_resumes_exactly_inside_its_episodes(actors, tmp_path):
     assert largest_difference(weights(whole), weights(resumed)) == 0
 
 
-def test_names_registered_here_are_known_in_actors_and_the_processes_in_them(actors):
-    gym.register("RegisteredHere-v0", entry_point=LineEnv)
+def test_names_registered_here_are_known_in_actors_and_the_processes_in_them(actors, registered):
+    registered("RegisteredHere-v0", LineEnv)
     env = actors([partial(gym.make, "RegisteredHere-v0")], vec_env_cls=SubprocVecEnv)
     assert env.get_attr("length") == [20]
 

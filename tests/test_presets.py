@@ -217,7 +217,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     [
         (["max_grad_norm=-1"], "max_grad_norm must be above 0"),
         (["noise_std=-0.1"], "action_noise must not be negative"),
-        (["noise_type=ornstein-uhlenbeck", "noise_dt=-1"], "noise_dt must be above 0"),
+        (["noise_type=ornstein-uhlenbeck", "noise_std=0.2", "noise_dt=-1"], "noise_dt must be above 0"),
         (["learning_starts=many"], "learning_starts must be a whole number or .auto., not .many."),
         (["policy=MlpPolici"], "Policy MlpPolici unknown"),
         (["policy_kwargs.net_ach=[64]"], r"policy_kwargs has no 'net_ach': did you mean net_arch\?$"),

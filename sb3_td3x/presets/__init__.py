@@ -8,7 +8,6 @@ this module does not import torch.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sb3_td3x.common.validation import (
-    CHECKS,
-    POLICY_CHECKS,
     check_bool,
     check_float,
     check_positive,
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     from stable_baselines3.common.vec_env import VecEnv
 
+FOLDER = Path(__file__).parent
 NOISE_KEYS = ("noise_type", "noise_std", "noise_dt")
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
@@ -69,7 +67,7 @@ CLASSES = {
 
 def names() -> list[str]:
     """The names of the presets in this package."""
-    return sorted(path.name.removesuffix(".yml") for path in files(__package__).iterdir() if path.name.endswith(".yml"))
+    return sorted(path.stem for path in FOLDER.glob("*.yml"))
 
 
 def load(name: str, env_id: str) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def load(name: str, env_id: str) -> dict[str, Any]:
 def table(name: str) -> dict[str, dict[str, Any]]:
     """Every entry of a preset, by environment."""
     if name in names():
-        return yaml.safe_load((files(__package__) / f"{name}.yml").read_text())
+        return yaml.safe_load((FOLDER / f"{name}.yml").read_text())
     if not name.endswith((".yml", ".yaml")):
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
@@ -151,30 +149,17 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def check(entry: Mapping[str, Any]) -> None:
-    """Check what can be checked without torch and the environment; ``ValueError`` for the first invalid value."""
+    """Check what neither ``model_arguments`` nor the constructor of ``TD3X`` does; ``ValueError`` for an invalid value."""
     if not isinstance(entry["policy"], str):
         raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
-    for name, value in entry.items():
-        if name.endswith("learning_rate") and isinstance(value, str):
-            _linear_start(name, value)
-        elif name in CHECKS:
-            CHECKS[name](name, value)
-    _require_noise(entry.get("noise_type", "normal"), entry.get("noise_std", 0.0))
-    check_positive("noise_dt", entry.get("noise_dt", 0.01))
-    for name in MAPPINGS:
-        for key, value in _mapping(name, entry.get(name)).items():
-            if key in CLASSES:
-                _require_listed(key, value)
-            elif name == "policy_kwargs" and key in POLICY_CHECKS:
-                POLICY_CHECKS[key](key, value)
     for name, _ in _wrappers(entry.get("env_wrapper")):
-        _require_listed("env_wrapper", name)
+        known_class("env_wrapper", name)
     check_normalize(entry.get("normalize"))
 
 
 def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
     """
-    An entry as keyword arguments of ``TD3X``: names become classes, ``lin_7e-4`` a schedule, lists tuples.
+    An entry as keyword arguments of ``TD3X``: names become classes, and ``lin_7e-4`` a schedule.
 
     :param action_shape: shape of one action, for Ornstein-Uhlenbeck noise
     :raises ValueError: for a class that is not listed, or noise that is not known
@@ -187,8 +172,6 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
             from stable_baselines3.common.utils import LinearSchedule
 
             arguments[rate] = LinearSchedule(_linear_start(rate, text), 0.0, 1.0)
-    if isinstance(arguments.get("train_freq"), list):
-        arguments["train_freq"] = tuple(arguments["train_freq"])
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
     for name in (key for key in MAPPINGS if key in arguments):
@@ -197,19 +180,17 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
     return arguments
 
 
-def _require_noise(name: str | None, std: Any) -> None:
-    if name not in (None, "normal", "ornstein-uhlenbeck"):
-        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {name!r}")
-    if name is not None and std is None:
-        raise ValueError(f"noise_type {name} needs noise_std")
-
-
 def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     """rl-zoo3's ``noise_type`` and ``noise_std``, and the ``dt`` of Ornstein-Uhlenbeck noise, as ``TD3X`` takes them."""
     name, std = entry.get("noise_type", "normal"), entry.get("noise_std")
-    _require_noise(name, std)
+    if name is None:
+        return None
+    if std is None:
+        raise ValueError(f"noise_type {name} needs noise_std")
+    if name == "normal":
+        return std
     if name != "ornstein-uhlenbeck":
-        return None if name is None else std
+        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {name!r}")
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
@@ -228,15 +209,12 @@ def _linear_start(name: str, text: str) -> float:
     raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
 
 
-def _require_listed(key: str, name: Any) -> None:
-    if name not in CLASSES[key][1]:
-        raise ValueError(f"{key} can be {', '.join(CLASSES[key][1])}, not {name!r}")
-
-
 def known_class(key: str, name: Any) -> Any:
     """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not listed in ``CLASSES``."""
-    _require_listed(key, name)
-    return resolve_name(CLASSES[key][0] + name)
+    module, known = CLASSES[key]
+    if name not in known:
+        raise ValueError(f"{key} can be {', '.join(known)}, not {name!r}")
+    return resolve_name(module + name)
 
 
 def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
@@ -268,10 +246,8 @@ def check_normalize(setting: Any) -> None:
 
 def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float, training: bool = True) -> "VecEnv":
     """
-    Wrap environments in ``VecNormalize`` as a preset asks.
+    Wrap environments in ``VecNormalize`` as rl-zoo3's key ``normalize`` says.
 
-    :param setting: rl-zoo3's key ``normalize``: ``True`` (observations and rewards), ``VecNormalize``'s arguments, or nothing
-    :param gamma: discount factor of the return that rewards are scaled by
     :param training: whether the statistics follow the data; rewards of evaluations are never normalized
     """
     check_normalize(setting)

@@ -142,13 +142,6 @@ class TestContent:
         assert commands(finished)[1] == ["td3x", "train", "--resume", str(copy), "--steps", "800"]
         assert "unfinished" not in finished
 
-    @pytest.mark.usefixtures("without_pictures")
-    def test_a_large_video_is_left_out_and_the_page_says_so(self, unfinished, monkeypatch):
-        monkeypatch.setattr(report, "MAX_VIDEO_BYTES", len(VIDEO) - 1)
-        page = report.render(unfinished)
-        assert "The video is larger than 0 MB and was left out" in page
-        assert not any(url.startswith("data:video") for url in Parts(page).urls())
-
     def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, called):
         (tmp_path / "run").mkdir()
         shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")

@@ -18,8 +18,7 @@ import yaml
 
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
-from sb3_td3x.runs import environments, play
-from sb3_td3x.td3x.td3x import TD3X
+from sb3_td3x.runs import play
 
 STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
@@ -31,7 +30,7 @@ def model_name(env_id: str) -> str:
     return f"{ALGORITHM}-{file_name(env_id.rpartition(':')[2])}"
 
 
-def require_repository(repo_id: str) -> None:
+def _require_repository(repo_id: str) -> None:
     """``ValueError`` if a package is missing, or if the name is not ``user/name``."""
     if missing := [name for name in ("huggingface_hub", "jinja2") if find_spec(name) is None]:
         raise ValueError(f"the Hugging Face Hub needs {' and '.join(missing)}: pip install {' '.join(missing)}")
@@ -39,24 +38,18 @@ def require_repository(repo_id: str) -> None:
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
 
 
-def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 1_000, trust: bool = False) -> np.ndarray:
+def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 1_000, trust: bool = False) -> None:
     """
     Evaluate a run's best model on fresh episodes and write the files of its repository.
 
     :param out: an empty folder, or one to be created
     :param repo_id: ``user/name``, for the model card
-    :param episodes: number of episodes of the evaluation
-    :param seed: determines these episodes
-    :param trust: import the module that the environment's name may contain, pass the environment the run's arguments, and also
-        accept a model that can only be loaded with trust; the model card then says so
-    :return: the returns ``(episodes,)``
-    :raises UntrustedModelError: for such a model, without ``trust``
-    :raises ValueError: for a run without a model, for a folder that has files in it, or for another kind of name
+    :param trust: run the code that the run's files may hold; the model card then says whether loading the model does
+    :raises ValueError: for a run without a model, a folder that has files in it, or another kind of name
     """
-    require_repository(repo_id)
+    _require_repository(repo_id)
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
-    environments.require_registered(run.env_id, may_import=trust)
     returns = play.evaluate(run, episodes, seed, "cpu", trust)
     is_safe = not trust or _loads_without_trust(run)
     out.mkdir(parents=True, exist_ok=True)
@@ -79,8 +72,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
         "seed": seed,
     }
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "README.md").write_text(card(run, repo_id, returns, is_safe), encoding="utf-8")
-    return returns
+    (out / "README.md").write_text(_card(run, repo_id, returns, is_safe), encoding="utf-8")
 
 
 def _loads_without_trust(run: RunDir) -> bool:
@@ -95,13 +87,10 @@ def _loads_without_trust(run: RunDir) -> bool:
 
 def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     """
-    Create the repository if it does not exist, and upload the files of a folder.
+    Create the repository if it does not exist, and upload the files of a folder; returns its address.
 
-    :param private: create a private repository
-    :return: the address of the repository
     :raises ValueError: if the Hub cannot be reached or refuses, or if a private repository is asked for and it is public
     """
-    require_repository(repo_id)
     from huggingface_hub import HfApi
 
     try:
@@ -122,12 +111,9 @@ def pull(repo_id: str, out: Path) -> RunDir:
     """
     Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust.
 
-    :param repo_id: ``user/name``
-    :param out: folder that holds the runs
-    :return: the new run folder
     :raises ValueError: if the Hub cannot be reached, or if the repository holds no settings or not exactly one model
     """
-    require_repository(repo_id)
+    _require_repository(repo_id)
     from huggingface_hub import snapshot_download
 
     try:
@@ -151,29 +137,22 @@ def pull(repo_id: str, out: Path) -> RunDir:
     return run
 
 
-def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -> str:
-    """
-    The model card: the metadata of SB3's models on the Hub, then how to use the model and how to train it again.
-
-    :param returns: of the evaluation, ``(episodes,)``
-    :param is_safe: whether the model loads without trust
-    """
+def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
+    """The model card: the metadata of SB3's models on the Hub, then how to use the model and how to train it again."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    algorithm, env_id, arguments = TD3X.__name__, run.env_id, run.arguments()
+    env_id, arguments = run.env_id, run.arguments()
     score = f"{returns.mean():.2f} +/- {returns.std():.2f}"
     data = ModelCardData(
         library_name="stable-baselines3",
         tags=[env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", ALGORITHM],
-        model_name=algorithm,
+        model_name="TD3X",
         eval_results=[EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
     )
-    is_ours = {"preset", "overrides"} <= arguments.keys()  # a run of rl-zoo3's scripts has neither
     wrapper, env_kwargs = run.config().get("env_wrapper"), arguments.get("env_kwargs")
     content = ModelCard.from_template(
         data,
         template_str=package_files("sb3_td3x.publish").joinpath("card.md.j2").read_text(encoding="utf-8"),
-        algorithm=algorithm,
         env_id=env_id,
         repo_id=repo_id,
         name=model_name(env_id),
@@ -186,6 +165,6 @@ def card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool = True) -
         statistics=STATISTICS if run.model_normalization() is not None else "",
         training=run.command() or "",
         config=run.config_file.read_text().strip(),
-        versions=yaml.safe_dump(arguments.get("versions") or {}, sort_keys=False).strip() if is_ours else "",
+        versions=yaml.safe_dump(arguments["versions"], sort_keys=False).strip() if arguments.get("versions") else "",
     )
     return str(content)

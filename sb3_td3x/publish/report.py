@@ -27,9 +27,6 @@ from sb3_td3x.results.scores import Scores, csv_lines, duration_text, of_run, sc
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_VIDEO_BYTES = 40_000_000
-MAX_NUMBER = 1e100
-"""Larger numbers of a log are left out: the axes of a chart overflow long before a float does."""
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Training return", ("rollout/ep_rew_mean",), "mean of the last stats_window_size episodes, with exploration noise"),
@@ -118,7 +115,7 @@ def _number(text: str | None) -> float:
         number = float(text or "nan")
     except ValueError:
         return math.nan
-    return number if abs(number) < MAX_NUMBER else math.nan
+    return number if abs(number) < 1e100 else math.nan  # the axes of a chart overflow long before a float does
 
 
 def _last(log: Mapping[str, np.ndarray], key: str) -> float:
@@ -185,12 +182,9 @@ def _data_uri(media_type: str, content: bytes) -> str:
 
 
 def _video(run: RunDir, notes: list[str]) -> str | None:
-    if not run.video.is_file():
-        notes.append("There is no video yet: td3x enjoy makes one.")
-    elif run.video.stat().st_size > MAX_VIDEO_BYTES:
-        notes.append(f"The video is larger than {MAX_VIDEO_BYTES / 1e6:.0f} MB and was left out.")
-    else:
+    if run.video.is_file():
         return _data_uri("video/mp4", run.video.read_bytes())
+    notes.append("There is no video yet: td3x enjoy makes one.")
     return None
 
 
@@ -210,7 +204,6 @@ def _commands(
         yield "Repeat it", command
     if saved:
         steps = saved[-1].steps
-        planned = planned or saved[-1].total
         longer = ["--steps", f"{2 * planned:.0f}"] if 0 < planned <= steps else []
         title = "Continue to twice the steps" if longer else f"Resume from step {steps:,}"
         yield title, shlex.join(["td3x", "train", "--resume", str(run.path), *longer])

@@ -113,10 +113,10 @@ def loaded(file):
 class TestTrain:
     def test_takes_our_preset_and_leaves_a_run_folder(self, trained):
         run, printed = trained
-        assert "Loading hyperparameters from: sb3_td3x.zoo.hyperparams" in printed
+        assert "Loading hyperparameters from: sb3_td3x.zoo" in printed
         for name in ("evaluations.npz", "best_model.zip", "HopperBulletEnv-v0.zip", "0.monitor.csv", "1.monitor.csv"):
             assert (run / name).exists(), name
-        preset = hyperparams.hyperparams["HopperBulletEnv-v0"]
+        preset = hyperparams["HopperBulletEnv-v0"]
         assert RunDir.open(run).config() == {**preset, "n_envs": 2, "learning_rate": "lin_1e-3"}
         model = loaded(run / "HopperBulletEnv-v0.zip")
         assert (model.n_envs, model.num_timesteps, model.gamma) == (2, 300, preset["gamma"])
@@ -128,7 +128,7 @@ class TestTrain:
     def test_plain_rl_zoo_resumes_a_run(self, folder, trained):
         """``-i``, started as rl-zoo3's own script, with the replay buffer beside the model."""
         model = trained[0] / "HopperBulletEnv-v0.zip"
-        more = ["-params", "n_envs:2", SCHEDULE, "-i", str(model), "-conf", "sb3_td3x.zoo.hyperparams", "-f", "continued"]
+        more = ["-params", "n_envs:2", SCHEDULE, "-i", str(model), "-conf", "sb3_td3x.zoo", "-f", "continued"]
         printed = finished(start(folder, "rl_zoo3.train", *HOPPER, *SHORT, "-n", "150", *more))
         assert "Loading pretrained agent" in printed
         assert "Loading replay buffer" in printed
@@ -220,10 +220,10 @@ class TestLauncher:
         [
             (["--algo", "td3x", "-params", "n_envs:2"], True),
             (["--env", "Pendulum-v1", "--algo=td3x"], True),
-            (["--algo", "td3x", "-conf", "mine.yml"], False),
+            (["--algo", "td3x", "-conf", "mine.yml"], True),  # the last file wins
             (["--algo", "td3"], False),
         ],
     )
-    def test_our_preset_is_for_td3x_without_a_file_of_its_own(self, arguments, is_ours):
-        added = ["--conf-file", "sb3_td3x.zoo.hyperparams"] if is_ours else []
-        assert launcher.with_our_preset(arguments) == [*arguments, *added]
+    def test_our_preset_is_for_td3x(self, arguments, is_ours):
+        added = ["--conf-file", "sb3_td3x.zoo"] if is_ours else []
+        assert launcher.with_our_preset(arguments) == [*added, *arguments]

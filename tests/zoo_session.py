@@ -19,7 +19,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, presets, zoo
-from sb3_td3x.zoo.hyperparams import UNKNOWN_TO_RL_ZOO3
+from sb3_td3x.zoo import UNKNOWN_TO_RL_ZOO3
 from tests.tools import LineEnv
 
 SMALL_IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)

@@ -5,7 +5,16 @@ TD3X in rl-zoo3, under the name ``td3x``.
 accept ``--algo td3x`` if a module ``custom_envs.py``, which rl-zoo3 imports where there is one, calls ``register``.
 """
 
-from importlib.util import find_spec
+from sb3_td3x import presets
+from sb3_td3x.results.run_dir import ALGORITHM
+
+UNKNOWN_TO_RL_ZOO3 = ("noise_dt",)
+
+hyperparams = {
+    environment: {key: value for key, value in entry.items() if key not in UNKNOWN_TO_RL_ZOO3}
+    for environment, entry in presets.table("default").items()
+}
+"""The preset ``default`` as rl-zoo3 reads it: ``--conf-file sb3_td3x.zoo``."""
 
 
 def register() -> None:
@@ -16,12 +25,8 @@ def register() -> None:
 
     :raises ImportError: if rl-zoo3 is not installed
     """
-    if find_spec("rl_zoo3") is None:
-        raise ImportError("rl-zoo3 is missing: pip install rl_zoo3")
     from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
-    from sb3_td3x import presets
-    from sb3_td3x.results.run_dir import ALGORITHM
     from sb3_td3x.td3x.td3x import TD3X
     from sb3_td3x.zoo import tuning
 

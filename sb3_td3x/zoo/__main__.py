@@ -5,6 +5,7 @@ import runpy
 import sys
 import warnings
 
+from sb3_td3x.results.run_dir import ALGORITHM
 from sb3_td3x.zoo import register
 
 SCRIPTS = {
@@ -22,7 +23,7 @@ def main() -> None:
     try:
         register()
     except ImportError as error:
-        parser.error(str(error))
+        parser.error(f"{error}: pip install rl_zoo3")
     sys.argv[1:] = with_our_preset(sys.argv[2:]) if script == "train" else sys.argv[2:]
     # Importing rl_zoo3.plots imports the script; `python -m rl_zoo3.plots.all_plots` gives the same warning
     warnings.filterwarnings("ignore", "'rl_zoo3.* found in sys.modules", RuntimeWarning)
@@ -30,16 +31,11 @@ def main() -> None:
 
 
 def with_our_preset(arguments: list[str]) -> list[str]:
-    """Add the preset ``default`` as the hyperparameter file if the arguments of ``train`` name TD3X and no file."""
-    from sb3_td3x.results.run_dir import ALGORITHM
-
+    """Add the preset ``default`` as the hyperparameter file if the arguments of ``train`` name TD3X; a file in them wins."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo")
-    parser.add_argument("-conf", "--conf-file")
     options, _ = parser.parse_known_args(arguments)
-    if options.algo != ALGORITHM or options.conf_file is not None:
-        return arguments
-    return [*arguments, "--conf-file", "sb3_td3x.zoo.hyperparams"]
+    return ["--conf-file", "sb3_td3x.zoo", *arguments] if options.algo == ALGORITHM else arguments
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Any, BinaryIO
 
 import torch as th
-from stable_baselines3.common.save_util import open_path, recursive_getattr
+from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -62,7 +62,7 @@ class ModelFile:
     members: dict[str, bytes]  # the tensors and the description of the system that saved them
 
     def tensors(self) -> dict[str, Any]:
-        """The state dicts by the names that ``set_parameters`` takes; a ``ModelFileError`` names a member without tensors."""
+        """The state dicts by the names that ``set_parameters`` takes."""
         states = {}
         for member in filter(lambda name: name.endswith(".pth"), self.members):
             try:
@@ -86,28 +86,24 @@ def load(
     trust: bool,
     changes: dict[str, Any],
 ) -> Any:
-    """
-    The body of ``TD3X.load``, whose parameters these are.
-
-    :param sb3_load: SB3's ``load``, bound to the class ``cls``
-    :param changes: attributes to change
-    """
+    """The body of ``TD3X.load``, around SB3's ``load`` bound to the class ``cls``."""
     file, custom_objects = read(path), custom_objects or {}
     _check_changes(cls, changes, file)
+    saved: Any
     with explained_errors(file.name):
-        saved = file.attributes if trust else _checked(file, cls, custom_objects, changes)
-        tensors = {} if trust else file.tensors()
+        if trust:
+            saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
+        else:
+            saved, tensors = _checked(file, cls, custom_objects, changes), file.tensors()
     buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
     if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
-    learning_starts = changes.get("learning_starts", custom_objects.get("learning_starts"))
-    window = changes.get("stats_window_size")
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
-            io.BytesIO(file.content if trust else _zip_of_names(file, saved)),
+            io.BytesIO(_zip_of_names(file, saved)),
             env,
             get_device(device),
-            custom_objects if trust else saved,  # SB3 does not unpickle these
+            saved,  # as custom objects, which SB3 does not unpickle
             print_system_info,
             force_reset,
             _loading=True,
@@ -118,9 +114,9 @@ def load(
         if "noise_generator" in saved:
             model.noise_generator.set_state(th.from_numpy(state.copy()))
     del model._loading, model._loaded_tensors
-    if learning_starts is not None:
-        model.learning_starts = learning_starts
-    if window is not None:
+    if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
+        model.learning_starts = starts
+    if (window := changes.get("stats_window_size")) is not None:
         model._stats_window_size = validation.check_int("stats_window_size", window, minimum=1)
         for name in ("ep_info_buffer", "ep_success_buffer"):
             setattr(model, name, deque(getattr(model, name) or (), maxlen=model._stats_window_size))
@@ -142,7 +138,6 @@ def save(
     """
     The body of ``TD3X.save``. A process that is killed meanwhile leaves the file that was there.
 
-    :param sb3_save: SB3's ``save``, bound to the model
     :param policy_class: named in the file: SB3's, where its networks are the same, so that SB3 can read the file
     """
     # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
@@ -153,7 +148,7 @@ def save(
     zipped = io.BytesIO()
     sb3_save.__func__(stand_in, zipped, exclude, include)
     if not isinstance(path, (str, pathlib.Path)):
-        open_path(path, "w", verbose=0).write(zipped.getbuffer())
+        path.write(zipped.getbuffer())
         return
     path = pathlib.Path(path)
     path = path if path.suffix else pathlib.Path(f"{path}.zip")  # as SB3 names it
@@ -165,11 +160,7 @@ def save(
 def set_parameters(
     sb3_set_parameters: Callable[..., None], model: Any, source: Any, exact_match: bool, device: th.device | str
 ) -> None:
-    """
-    The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken.
-
-    :param sb3_set_parameters: SB3's ``set_parameters``, bound to the model
-    """
+    """The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken."""
     if not isinstance(source, dict):
         source = read(source).tensors()
     source, names = source or model._loaded_tensors, model._get_torch_save_params()[0]
@@ -211,18 +202,14 @@ def read(path: PathOrFile) -> ModelFile:
 
 @contextmanager
 def opened(path: PathOrFile, suffix: str) -> Iterator[BinaryIO]:
-    """
-    A file to read; ``suffix`` is appended to the name of a file that is not there, as SB3 does.
-
-    :raises ModelFileError: for a folder, a pipe or a device: opening or reading one may never end
-    """
+    """A file to read; to the name of one that is not there ``suffix`` is appended, as SB3 does."""
     if isinstance(path, io.IOBase):
         path.seek(0)
         yield path  # type: ignore[misc]
         return
     path = pathlib.Path(path)
     path = path if path.exists() else path.with_name(f"{path.name}.{suffix}")
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # opening or reading a pipe or a device may never end
         raise ModelFileError(f"{path} is not a file")
     with path.open("rb") as file:
         yield file
@@ -248,8 +235,6 @@ def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
         raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
         raise error if name in str(error) else ModelFileError(f"{name} cannot be loaded: {error}") from error
-    except zipfile.BadZipFile as error:
-        raise ModelFileError(f"{name} is not a model zip, or is damaged: {error}") from error
     except Exception as error:
         raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
@@ -302,7 +287,7 @@ def _zip_of_names(file: ModelFile, attributes: dict[str, Any]) -> bytes:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
         # SB3 prints it: no control characters that an untrusted file may hold
         lines = file.members.get("system_info.txt", b"").decode(errors="replace").splitlines()
-        archive.writestr("system_info.txt", "\n".join(map(ascii, lines)))
+        archive.writestr("system_info.txt", "\n".join(ascii(line)[1:-1] for line in lines))
     return zipped.getvalue()
 
 

@@ -44,13 +44,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
 
 
 def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
-    """
-    The replay buffer that ``save_replay_buffer`` wrote.
-
-    :param trust: read it as SB3 does, which runs whatever code the file holds
-    :raises UntrustedModelError: without ``trust``, for a buffer of a class that is not on the list, or with such objects
-    :raises ModelFileError: for a damaged file or one of something else
-    """
+    """The replay buffer that ``save_replay_buffer`` wrote; ``trust`` reads it as SB3 does."""
     if trust:
         loaded = load_from_pkl(path)
         if not isinstance(loaded, ReplayBuffer):
@@ -63,12 +57,7 @@ def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
 
 
 def read_policy(path: PathOrFile) -> dict[str, Any]:
-    """
-    What ``policy.save`` wrote: the constructor's arguments under ``data`` and the tensors under ``state_dict``.
-
-    :raises UntrustedModelError: for arguments that are not on the list
-    :raises ModelFileError: for a damaged file or one of something else
-    """
+    """What ``policy.save`` wrote: the constructor's arguments under ``data`` and the tensors under ``state_dict``."""
     with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
         saved = safe_pickle.load_tensors(file.read())
         return {"data": {**saved["data"]}, "state_dict": saved["state_dict"]}

@@ -4,7 +4,7 @@ The one unpickler of this package: it reads pickles without running code that th
 A pickle is a program that may call any function it can name. Here a name is looked up in the tables below, and nothing is
 imported because a file names it. The functions that SB3, numpy and torch name in their pickles are not called: functions of
 this module that check their arguments take their place. Objects are created only from the classes listed here, and their
-attributes are checked. The base is Python's unpickler written in Python, because the one in C cannot be told what to build.
+attributes are checked.
 """
 
 import io
@@ -110,7 +110,6 @@ _STORAGES = {
     "LongStorage": th.int64, "IntStorage": th.int32, "ShortStorage": th.int16, "CharStorage": th.int8,
     "ByteStorage": th.uint8, "BoolStorage": th.bool,
 }  # fmt: skip
-_LARGEST_KEY = 2**63
 
 
 class NotAllowed(Exception):
@@ -118,12 +117,7 @@ class NotAllowed(Exception):
 
 
 def load(file: BinaryIO) -> Any:
-    """
-    Read the one pickle in a file.
-
-    :raises NotAllowed: naming what is not on the list
-    :raises ModelFileError: if the file holds no whole pickle
-    """
+    """Read a pickle. It raises ``NotAllowed``, or a ``ModelFileError`` if the file holds no whole pickle."""
     if file.read(1) != pickle.PROTO:
         raise ModelFileError("it is not a pickle")
     file.seek(0)
@@ -141,13 +135,7 @@ def loads(content: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """
-    Pickle a value that ``loads`` can read.
-
-    :param value: None, numbers, strings, bytes, lists, tuples, dicts, deques, paths, numpy arrays, scalars, dtypes and
-        generators, and what ``CLASSES`` and ``OBJECTS`` list
-    :raises NotAllowed: for anything else, also inside; the message names it
-    """
+    """Pickle a value, and raise ``NotAllowed``, which names it, for one that ``loads`` cannot read."""
     try:
         content = pickle.dumps(value, protocol=5)
         loads(content)
@@ -159,12 +147,7 @@ def dumps(value: Any) -> bytes:
 
 
 def load_tensors(content: bytes) -> Any:
-    """
-    Read what ``torch.save`` wrote, on the CPU. Torch's own reader does not compare checksums.
-
-    :raises NotAllowed: naming what is not on the list
-    :raises ModelFileError: for a damaged archive, or one that torch does not write (compressed, TorchScript, before 2020)
-    """
+    """Like ``loads``, for what ``torch.save`` wrote, on the CPU. Torch's own reader does not compare checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
@@ -191,8 +174,9 @@ _PythonUnpickler: Any = pickle._Unpickler
 
 class Unpickler(_PythonUnpickler):
     """
-    :param file: the pickle
-    :param members: of the archive that ``torch.save`` wrote around it, by name: the memory of its tensors
+    Python's unpickler written in Python, because the one in C cannot be told what to build.
+
+    :param members: of the archive that ``torch.save`` wrote around the pickle, by name: the memory of its tensors
     """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_PythonUnpickler.dispatch)
@@ -242,7 +226,8 @@ class Unpickler(_PythonUnpickler):
             if state[1] not in ("<", "|", "=") or state[2:7] != (None, None, None, -1, -1):
                 raise NotAllowed("an array type in big-endian byte order, or of several fields")
         elif isinstance(target, (np.random.BitGenerator, np.random.Generator)):
-            _build_generator(target, state)
+            bit_generator: Any = getattr(target, "bit_generator", target)
+            bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
         elif type(target) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
             target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
         elif type(target) in _created():
@@ -311,10 +296,8 @@ class Unpickler(_PythonUnpickler):
 
 
 def _is_key(key: Any) -> bool:
-    """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
-    if type(key) is tuple:
-        return all(map(_is_key, key))
-    return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < _LARGEST_KEY)
+    """Whether a dict may have this key. Hashing a tuple in a tuple in a tuple would overflow the stack of C."""
+    return all(map(_is_key, key)) if type(key) is tuple else type(key) in (str, bytes, bool, int, float, NoneType)
 
 
 def _build_object(target: Any, state: Any) -> None:
@@ -328,20 +311,10 @@ def _build_object(target: Any, state: Any) -> None:
     for name, types in _created()[type(target)].items():
         if not isinstance(state.get(name), types):
             raise ModelFileError(f"{name} of a {type(target).__name__} is {described(state.get(name))}")
-    for name, base in (("_noises", ActionNoise), ("spaces", spaces.Space)):
-        items = state.get(name, ())
-        items = items.values() if isinstance(items, dict) else items
-        if not all(isinstance(item, base) and vars(item) for item in items):
-            raise ModelFileError(f"{name} of a {type(target).__name__} are of another class, or incomplete")
     if hasattr(type(target), "__setstate__"):
         target.__setstate__(state)
     else:
         vars(target).update(state)
-
-
-def _build_generator(target: Any, state: Any) -> None:
-    bit_generator = target if isinstance(target, np.random.BitGenerator) else target.bit_generator
-    bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
 
 
 # What takes the place of the functions that pickles name. Each makes new data from checked arguments and does nothing else

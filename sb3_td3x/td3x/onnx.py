@@ -6,21 +6,19 @@ bounds, so that acting needs numpy and onnxruntime only.
 """
 
 import copy
-import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from torch import nn
 
@@ -36,7 +34,6 @@ TOLERANCE = 1e-5
 
 TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)
 """Wrappers that do not change observations."""
-DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 Tensors = dict[str, th.Tensor]
 
@@ -97,17 +94,14 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ValueError(f"an export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
-    env = model.env if env is None else env
-    if isinstance(env, gym.Env):
-        env = model._wrap_env(env, monitor_wrapper=False)
-    # A layer may keep a tensor of its last pass, which torch only copies without its gradient
-    kept = [value for part in model.policy.modules() for value in vars(part).values() if isinstance(value, th.Tensor)]
-    policy: Any = copy.deepcopy(model.policy, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}).cpu()
-    wrappers, space = ([], model.observation_space) if env is None else _wrappers(env)
-    graph = Graph(policy, _stages(policy, wrappers, space), _members(space)).eval()
+    wrappers: list[VecEnvWrapper] = []
+    space, env = model.observation_space, model.env if env is None else env
+    if env is not None:
+        env = model._wrap_env(env, monitor_wrapper=False)  # with VecTransposeImage, if it has images
+        check_for_correct_spaces(env, model.observation_space, model.action_space)
+        wrappers, space = _wrappers(env)
+    policy: Any = copy.deepcopy(model.policy).cpu()
+    graph = Graph(policy, _stages(wrappers), _members(space)).eval()
     batch = _batch(space)
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
@@ -116,7 +110,7 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     content.metadata_props.add(key="environment", value="" if spec is None else spec.id)
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))
     content.metadata_props.add(key="sb3_td3x", value=__version__)
-    with files.replacing(path) as partial_path:
+    with files.replacing(Path(path)) as partial_path:
         partial_path.write_bytes(content.SerializeToString())
 
 
@@ -135,34 +129,13 @@ def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
     return wrappers, env.observation_space
 
 
-def _stages(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], space: spaces.Space) -> list[nn.Module]:
-    """Each wrapper as a module, and the transposition of images that is part of ``predict``."""
-    stages: list[nn.Module] = []
+def _stages(wrappers: Iterable[VecEnvWrapper]) -> Iterator[nn.Module]:
+    """Each wrapper as a module."""
     for wrapper in wrappers:
-        if isinstance(wrapper, VecTransposeImage):
-            stages.append(ChannelsFirst(_transposed(space, wrapper.observation_space)))
-        elif isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
-            stages.append(Normalized(wrapper))
-        space = wrapper.observation_space
-    if images := _transposed(space, policy.observation_space):
-        stages.append(ChannelsFirst(images))
-    return stages
-
-
-def _transposed(inner: spaces.Space, outer: spaces.Space) -> list[str]:
-    """The images that are channels last in ``inner`` and channels first in ``outer``; ``ValueError`` for other differences."""
-    before, after = _members(inner), _members(outer)
-    if before.keys() != after.keys():
-        raise ValueError(f"the environment gives the observations {', '.join(before)}, the model takes {', '.join(after)}")
-    images = []
-    for name in before:
-        shape, transposed = before[name].shape, after[name].shape
-        if shape == transposed:
-            continue
-        if shape is None or len(shape) != 3 or (shape[2], *shape[:2]) != transposed:
-            raise ValueError(f"the environment gives {name} in the shape {shape}, the model takes {transposed}")
-        images.append(name)
-    return images
+        if isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
+            yield Normalized(wrapper)
+        elif isinstance(wrapper, VecTransposeImage) and not wrapper.skip:
+            yield ChannelsFirst(getattr(wrapper, "image_space_keys", [OBSERVATION]))
 
 
 def _members(space: spaces.Space) -> dict[str, spaces.Space]:
@@ -175,8 +148,6 @@ def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     batch = {}
     for name, member in _members(space).items():
-        if np.dtype(member.dtype).name not in DTYPES:
-            raise ValueError(f"{name} has numbers of type {member.dtype}, which cannot be exported; use {', '.join(DTYPES)}")
         if isinstance(member, spaces.Box) and np.issubdtype(member.dtype, np.floating):
             batch[name] = random.normal(size=(size, *member.shape)).clip(member.low, member.high).astype(member.dtype)
         else:
@@ -199,7 +170,8 @@ def _predict(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mappi
 
 def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
     examples = tuple(th.as_tensor(values) for values in batch.values())
-    with _exporter_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its own internals
         try:
             program = th.onnx.export(
                 graph,
@@ -213,35 +185,15 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
         except th.onnx.OnnxExporterError as error:
             reason = error.__cause__ or error
             raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error
-    _rename_clashing_values(program.model.graph, {*graph.names, graph.output})  # type: ignore[union-attr]  # None without dynamo
+    # torch names inner values by their operation, such as "view", which may be the name of an input too
+    for number, node in enumerate(program.model.graph.all_nodes()):  # type: ignore[union-attr]  # None without dynamo
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.name = f"{value.name}/{number}"
     content = program.model_proto  # type: ignore[union-attr]
     for part in (*content.graph.node, *content.graph.value_info, *content.graph.input, *content.graph.output):
         del part.metadata_props[:]  # source lines with local paths
     return content
-
-
-def _rename_clashing_values(graph: Any, names: set[str]) -> None:
-    """Rename inner values with the name of an input or output: torch names them by their operation, such as ``view``."""
-    from onnx_ir.traversal import RecursiveGraphIterator
-
-    for number, node in enumerate(RecursiveGraphIterator(graph)):
-        for value in node.outputs:
-            if value.name in names and not value.is_graph_output():
-                value.name = f"{value.name}/{number}"
-
-
-@contextmanager
-def _exporter_is_silent() -> Iterator[None]:
-    """Silence messages about optional packages, and torch's warnings about its own internals."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _require_equal(content: "onnx.ModelProto", batch: Mapping[str, np.ndarray], expected: np.ndarray, graph: Graph) -> None:

@@ -15,12 +15,7 @@ AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
 
 
 def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0) -> int:
-    """
-    Number of environment steps with random actions before the actor acts and training starts.
-
-    :param request: a number of steps, or ``"auto"``: 2 % of the planned steps, at least 100 and at most 10,000
-    :param total_timesteps: the planned steps
-    """
+    """Steps with random actions: ``"auto"`` is 2 % of the planned steps, at least 100 and at most 10,000."""
     steps = check_int("learning_starts", request, minimum=0, or_auto=True)
     if not isinstance(steps, str):
         return steps
@@ -32,12 +27,8 @@ def resolve_action_noise(
     action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
 ) -> ActionNoise | None:
     """
-    The value of ``action_noise`` as SB3 uses it.
+    The constructor's ``action_noise`` as SB3 uses it, vectorized for several environments. Noise is neither copied nor called.
 
-    :param action_noise: a float is the standard deviation of Gaussian noise in the action space scaled to [-1, 1], independent
-        per step, dimension and environment; ``None`` or 0 is no noise; an ``ActionNoise`` is neither copied nor called here
-    :param action_space: gives the shape of the noise
-    :param n_envs: with several environments the noise becomes SB3's ``VectorizedActionNoise``
     :raises ValueError: for negative noise, or noise of another shape than one action
     """
     if action_noise is None:
@@ -85,11 +76,7 @@ class ScalarActionNoise(NormalActionNoise):
 
 
 def check_action_bounds(action_space: spaces.Box) -> None:
-    """
-    Refuse action spaces that cannot be scaled to [-1, 1].
-
-    :raises ValueError: for integers, or bounds that are equal, reversed, or further apart than their type can hold
-    """
+    """Refuse integers, and bounds that are equal, reversed or too far apart for their type to be scaled to [-1, 1]."""
     if action_space.dtype.kind != "f":
         raise ValueError(
             f"actions must be real numbers, but the action space is of {action_space.dtype}: wrap the environment with "

@@ -18,11 +18,7 @@ CHUNK = 10_000
 
 
 class RunningMoments(nn.Module):
-    """
-    Elementwise mean and variance of all observations so far, computed like SB3's ``RunningMeanStd``.
-
-    :param shape: of one observation
-    """
+    """Elementwise mean and variance of all observations so far, computed like SB3's ``RunningMeanStd``."""
 
     mean: th.Tensor
     var: th.Tensor
@@ -40,8 +36,8 @@ class RunningMoments(nn.Module):
         self.mean.zero_(), self.var.fill_(1), self.count.fill_(1e-4)
 
     def update(self, batch: np.ndarray) -> None:
-        """:param batch: ``(observations, *shape)``"""
-        new = th.as_tensor(batch, dtype=th.float64, device=self.mean.device)
+        """:param batch: observations, ``(..., *shape)``"""
+        new = th.as_tensor(batch, dtype=th.float64, device=self.mean.device).reshape(-1, *self.mean.shape)
         n, old_count = len(new), self.count.clone()
         total, delta = old_count + n, new.mean(0) - self.mean
         squares = self.var * old_count + new.var(0, correction=0) * n + delta**2 * old_count * n / total
@@ -77,7 +73,7 @@ class ObservationNormalizer(nn.Module):
         self.moments: Sequence[RunningMoments] = nn.ModuleList(map(RunningMoments, shapes))  # type: ignore[arg-type, assignment]
 
     def update(self, observations: np.ndarray | Mapping[str, np.ndarray]) -> None:
-        """:param observations: of all environments, as the policy gets them"""
+        """:param observations: as the policy gets them; any number of axes may precede those of one observation"""
         for key, moments in zip(self.keys, self.moments, strict=True):
             moments.update(observations[key] if isinstance(observations, Mapping) else observations)
 
@@ -91,16 +87,10 @@ class ObservationNormalizer(nn.Module):
             return
         for moments in self.moments:
             moments.reset()
-
-        def rows(stored: np.ndarray, start: int) -> np.ndarray:
-            return stored[start : min(start + CHUNK, buffer.size())].reshape(-1, *stored.shape[2:])
-
-        chunk: np.ndarray | dict[str, np.ndarray]
+        stored: np.ndarray | dict[str, np.ndarray] = buffer.observations
         for start in range(0, buffer.size(), CHUNK):
-            if isinstance(buffer.observations, dict):
-                chunk = {key: rows(stored, start) for key, stored in buffer.observations.items()}
-            else:
-                chunk = rows(buffer.observations, start)
+            steps = slice(start, min(start + CHUNK, buffer.size()))
+            chunk = {key: part[steps] for key, part in stored.items()} if isinstance(stored, dict) else stored[steps]
             self.update(chunk if normalization is None else normalization.normalize_obs(chunk))
 
     def forward(self, observations: th.Tensor | TensorDict) -> th.Tensor | TensorDict:
@@ -111,12 +101,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class NormalizesObservations(BaseFeaturesExtractor):
-    """
-    A features extractor that gets normalized observations.
-
-    :param extractor: whose features are returned
-    :param normalizer: shared by all networks of a policy
-    """
+    """A features extractor behind a normalizer, which all networks of a policy share."""
 
     def __init__(self, extractor: BaseFeaturesExtractor, normalizer: ObservationNormalizer):
         super().__init__(extractor._observation_space, extractor.features_dim)

@@ -5,9 +5,9 @@ Both are set during updates only; acting, evaluation and everything else in the 
 """
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch as th
@@ -27,7 +27,7 @@ def has_bf16_units() -> bool:
 
 
 def require_supported(products: str, device: th.device) -> None:
-    """:raises ValueError: for updates in ``"bf16"`` where they would take several times as long as in float32"""
+    """Refuse updates in ``"bf16"`` where they would take several times as long as in float32: ``ValueError``."""
     if products == "fp32":
         return
     reason = "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
@@ -44,18 +44,18 @@ def hidden_layers(network: nn.Module) -> list[nn.Linear]:
 
     Excluded are the last layer of an actor or critic, whatever its width, and layers with a ``forward`` of their own.
     """
-    heads = [
-        head for module in network.modules() for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None))
-    ]
-    outputs = [[layer for layer in head if type(layer) is nn.Linear][-1:] for head in heads if type(head) is nn.Sequential]
-    excluded = {id(layer) for last in outputs for layer in last}
+    outputs: set[nn.Module] = set()
+    for module in network.modules():
+        for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None)):
+            if type(head) is nn.Sequential:
+                outputs.update([layer for layer in head if type(layer) is nn.Linear][-1:])
     return [
         module
         for module in network.modules()
         if type(module) is nn.Linear
         and "forward" not in vars(module)
         and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
-        and id(module) not in excluded
+        and module not in outputs
     ]
 
 
@@ -67,7 +67,7 @@ def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
     The result of each product is float32; weights, optimizers and losses stay float32.
     """
     for layer in layers:
-        layer.forward = _bf16_linear(layer)  # type: ignore[method-assign, assignment]
+        layer.forward = partial(_bf16_linear, layer)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -75,12 +75,9 @@ def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
             del layer.forward
 
 
-def _bf16_linear(layer: nn.Linear) -> Callable[[th.Tensor], th.Tensor]:
-    def forward(inputs: th.Tensor) -> th.Tensor:
-        product = F.linear(inputs.bfloat16(), layer.weight.bfloat16()).to(inputs.dtype)
-        return product if layer.bias is None else product + layer.bias
-
-    return forward
+def _bf16_linear(layer: nn.Linear, inputs: th.Tensor) -> th.Tensor:
+    product = F.linear(inputs.bfloat16(), layer.weight.bfloat16()).to(inputs.dtype)
+    return product if layer.bias is None else product + layer.bias
 
 
 @contextmanager
@@ -102,12 +99,9 @@ def matrix_kernels(choice: str) -> Iterator[None]:
 
 
 def _is_untouched() -> bool:
-    """Whether all of torch's settings that reach CPU products are as torch sets them."""
-    try:
-        settings = (th.backends, th.backends.mkldnn, th.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-        return all(setting.fp32_precision == "none" for setting in settings)
-    except AttributeError:  # a torch without these settings
-        return False
+    """Whether all of torch's settings that reach CPU products are as torch sets them; torch 2.8 does not have them."""
+    settings = (th.backends, th.backends.mkldnn, getattr(th.backends.mkldnn, "matmul", None))
+    return all(getattr(setting, "fp32_precision", None) == "none" for setting in settings)
 
 
 def choose_matrix_kernels() -> str:

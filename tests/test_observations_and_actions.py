@@ -22,9 +22,9 @@ class Samples(LineEnv):
 REFUSED = {
     "Discrete that starts at 5": (spaces.Discrete(3, start=5), "does not start at 0"),
     "MultiDiscrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), "has more than one axis"),
-    "a single number": (spaces.Box(-1, 1, ()), "has no axis"),
-    "an empty Box": (spaces.Box(-1, 1, (0,)), "is empty"),
-    "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* is empty"),
+    "a single number": (spaces.Box(-1, 1, ()), "has no axis or is empty"),
+    "an empty Box": (spaces.Box(-1, 1, (0,)), "has no axis or is empty"),
+    "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* has no axis or is empty"),
     "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
     **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type", "a.b", "")},
 }

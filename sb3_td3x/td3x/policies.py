@@ -5,8 +5,7 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 """
 
 import inspect
-import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
@@ -19,7 +18,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
-from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, check_bool, check_int, check_net_arch, did_you_mean
+from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, did_you_mean
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.pickle_files import read_policy
 from sb3_td3x.td3x.critics import QuantileCritic
@@ -40,19 +39,6 @@ WITHOUT_MODES = {
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
 }  # fmt: skip
-
-if TYPE_CHECKING:
-    class_load = classmethod
-else:
-
-    class class_load(classmethod):
-        """A class method that warns when it is called on an object, which it does not change."""
-
-        def __get__(self, instance, owner=None):
-            if instance is not None:
-                name = type(instance).__name__
-                warnings.warn(f"load returns a new {name} and does not change this one: use what it returns", stacklevel=2)
-            return super().__get__(instance, owner)
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -79,8 +65,7 @@ class TD3XPolicy(sb3.TD3Policy):
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
     :param normalize_observations: subtract the mean and divide by the standard deviation of the observations so far, which are
         counted while acting and saved with the networks. Images and discrete observations pass as they are
-    :raises ValueError: for a value outside its range, or observations that networks cannot take or that have no vector to
-        normalize
+    :raises ValueError: for observations that networks cannot take, or that have no vector to normalize
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -103,20 +88,19 @@ class TD3XPolicy(sb3.TD3Policy):
         normalize_observations: bool = False,
     ):
         # Set before SB3's constructor, which makes the networks
-        self.normalize_observations = check_bool("normalize_observations", normalize_observations)
-        self.n_quantiles = check_int("n_quantiles", n_quantiles, minimum=1)
+        self.n_quantiles, self.normalize_observations = n_quantiles, normalize_observations
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
-            check_net_arch("net_arch", net_arch),
+            net_arch,
             activation_fn,
             features_extractor_class or self.default_features_extractor,
             features_extractor_kwargs,
             normalize_images,
             optimizer_class,
             optimizer_kwargs,
-            check_int("n_critics", n_critics, minimum=1),
+            n_critics,
             share_features_extractor,
         )
         self.look_for_modes()
@@ -171,7 +155,7 @@ class TD3XPolicy(sb3.TD3Policy):
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
 
-    @class_load
+    @classmethod
     def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
         """
         Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.
@@ -245,22 +229,21 @@ def _parameters(policy_class: type[BasePolicy]) -> tuple[list[str], bool]:
 
 def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
     """
-    Check the keyword arguments of a policy as far as possible without spaces.
+    Check the keyword arguments of a policy as far as possible without spaces, and add the number of quantiles.
 
-    :return: the arguments, with the number of quantiles if there are several, and with Python's numbers for numpy's in those
-        of the optimizer, because torch does not load numpy's numbers that it has saved
     :raises ValueError: for an unknown argument, an invalid value, or quantiles that the critics of this class do not have
     """
     if not isinstance(policy_kwargs, dict):
         raise ValueError(f"policy_kwargs must be a dict, not {policy_kwargs!r}")
     if "n_quantiles" in policy_kwargs:
         raise ValueError("n_quantiles is an argument of TD3X itself, not one of policy_kwargs")
-    _check_names_and_classes(policy_class, policy_kwargs)
+    known, takes_others = _parameters(policy_class)
+    for name in policy_kwargs:
+        if name not in known and not takes_others:
+            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
     if issubclass(policy_class, TD3XPolicy):
-        for name in POLICY_CHECKS.keys() & policy_kwargs.keys():
-            POLICY_CHECKS[name](name, policy_kwargs[name])
-    if policy_kwargs.get("optimizer_kwargs"):
-        policy_kwargs = {**policy_kwargs, "optimizer_kwargs": _to_python(policy_kwargs["optimizer_kwargs"])}
+        checks = {name: check for name, check in POLICY_CHECKS.items() if name in policy_kwargs}
+        policy_kwargs = {**policy_kwargs, **{name: check(name, policy_kwargs[name]) for name, check in checks.items()}}
     if n_quantiles == 1:
         return policy_kwargs
     if choose_quantiles(AUTO, policy_class) == 1:
@@ -271,33 +254,12 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     return {**policy_kwargs, "n_quantiles": n_quantiles}
 
 
-def _check_names_and_classes(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any]) -> None:
-    known, takes_others = _parameters(policy_class)
-    for name in policy_kwargs:
-        if name not in known and not takes_others:
-            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
-    for name in ("activation_fn", "optimizer_class", "features_extractor_class"):
-        value = policy_kwargs.get(name)
-        # An instance of a module is callable too
-        if value is not None and (isinstance(value, nn.Module) or not callable(value)):
-            raise ValueError(f"{name} in policy_kwargs must be a class, not {value!r}")
-
-
-def _to_python(value: Any) -> Any:
-    """``value`` with Python's numbers in place of numpy's, at any depth."""
-    if isinstance(value, dict):
-        return {key: _to_python(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_to_python, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def require_fit(policy: BasePolicy, n_quantiles: int) -> None:
     """Refuse critics of another number of quantiles: ``ValueError``."""
     if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
         raise ValueError(
-            f"{type(policy).__name__} does not have critics with n_quantiles={n_quantiles}, which cannot be changed after "
-            "construction: a custom policy makes them in make_critic, or is used with n_quantiles=1"
+            f"{type(policy).__name__} does not have critics with n_quantiles={n_quantiles}, which is fixed at construction: "
+            "a custom policy makes them in make_critic, or is used with n_quantiles=1"
         )
 
 
@@ -313,18 +275,15 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
             problem = "is of a kind that networks cannot take"
         elif isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):
             problem = "does not start at 0"
-        elif isinstance(part, spaces.Box) and part.shape == ():
-            problem = "has no axis"
+        elif isinstance(part, spaces.Box) and (not part.shape or 0 in part.shape):
+            problem = "has no axis or is empty"
         elif isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
             problem = "has more than one axis"
-        elif 0 in part.shape:  # type: ignore[operator]
-            problem = "is empty"
         elif features_extractor_class is CombinedExtractor and ("." in key or not key or hasattr(nn.ModuleDict(), key)):
             problem = "has a name that torch does not allow for a module"
         else:
             continue
-        shown = " ".join(str(part).split())
         raise ValueError(
-            f"{key!r} in the observations, {shown}, {problem}: wrap the environment with "
+            f"{key!r} in the observations, {' '.join(str(part).split())}, {problem}: wrap the environment with "
             "gymnasium.wrappers.FlattenObservation, which makes one vector of the observation, and use MlpPolicy"
         )

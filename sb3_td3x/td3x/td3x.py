@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
-import gymnasium as gym
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
@@ -19,29 +17,16 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import (
-    GymEnv,
-    MaybeCallback,
-    ReplayBufferSamples,
-    Schedule,
-    TensorDict,
-)
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from stable_baselines3.td3.policies import Actor, TD3Policy
 
 from sb3_td3x import presets
-from sb3_td3x.common import buffers, transitions
+from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable
-from sb3_td3x.common.validation import (
-    AUTO,
-    CHECKS,
-    check_dropped_quantiles,
-    check_int,
-    check_learning_rate,
-    check_not_negative,
-)
+from sb3_td3x.common.validation import AUTO, CHECKS, check_dropped_quantiles, check_int, check_learning_rate
 from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
@@ -50,8 +35,6 @@ from sb3_td3x.td3x import diagnostics, exploration, onnx, policies
 from sb3_td3x.td3x.compiled import Updater, update_path
 from sb3_td3x.td3x.exploration import LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from sb3_td3x.td3x.normalizer import ObservationNormalizer
-from sb3_td3x.td3x.policies import class_load
 from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
@@ -216,7 +199,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.prioritization = prioritization
         self._updates_since_load = 0  # counted by accelerate="auto"; in checkpoints and copies, not in saved models
         self.format_version = model_zip.FORMAT_VERSION
-        self._replay_buffer_is_automatic = False
         self.noise_generator = th.Generator()  # of the target actions; its state is part of saved models
 
         if _init_setup_model:
@@ -285,17 +267,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if hasattr(self, "action_space"):
             noise = exploration.resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
-            check_not_negative("action_noise", noise)
+            validation.check_not_negative("action_noise", noise)
         self.__dict__["action_noise"] = noise
-
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        if isinstance(env, gym.vector.VectorEnv):
-            raise ValueError(
-                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec); SB3 has its own: use "
-                "stable_baselines3.common.env_util.make_vec_env(name, n_envs=...)"
-            )
-        return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     @_torch_settings()
     def _setup_model(self) -> None:
@@ -315,12 +288,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def _choose_classes(self) -> None:
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
-        self._check_settings()
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
-        request, self.n_quantiles = self.n_quantiles, policies.choose_quantiles(self.n_quantiles, self.policy_class)
-        if request != self.n_quantiles == 1 and self.verbose:
-            print(f"n_quantiles: 1 ({self.policy_class.__name__} has scalar critics only)")  # noqa: T201  # as SB3 does here
-        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        self._check_settings()
         transitions.require_known_goals(self.replay_buffer_kwargs)
         # An automatic choice is repeated, so that `load(path, n_steps=1)` takes effect
         is_automatic = self._replay_buffer_is_automatic
@@ -343,6 +312,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             return
         for name, check in CHECKS.items():
             setattr(self, name, check(name, getattr(self, name)))
+        self.n_quantiles = policies.choose_quantiles(self.n_quantiles, self.policy_class)
+        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         if before is None:
             return
         built = dict(zip(CHECKS, before, strict=True))
@@ -351,9 +322,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
         policies.require_fit(self.policy, self.n_quantiles)
-        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
-        if self.learning_rate != built["learning_rate"]:
-            self._setup_lr_schedule()  # which SB3 does only once
+        # SB3 does this only once
+        self._setup_lr_schedule()
         self._convert_train_freq()
         self._checked_settings = [getattr(self, name) for name in CHECKS]
 
@@ -363,24 +333,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         :param seed: ``None`` seeds the target noise alone, from torch's global generator
         """
-        if self._loading:
-            if self.device.type == "cuda" and self.seed is not None:  # SB3's seeding sets these too
-                th.backends.cudnn.deterministic, th.backends.cudnn.benchmark = True, False
-            return
-        super().set_random_seed(seed)
-        self._seed_noise(seed)
+        if not self._loading:
+            super().set_random_seed(seed)
+            self._seed_noise(seed)
 
     def _seed_noise(self, seed: int | None) -> None:
         if seed is None:
             with th.random.fork_rng(devices=[]):
                 seed = int(th.randint(2**31, ()))
         self.noise_generator.manual_seed(seed)
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Continue with another environment, as in SB3. Hindsight replay then computes the rewards of its goals with it."""
-        super().set_env(env, force_reset)
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env
 
     def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,
@@ -412,13 +373,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         if total_timesteps != math.inf:
             total_timesteps = check_int("total_timesteps", total_timesteps, minimum=0)
-        if log_interval is not None:
-            log_interval = check_int("log_interval", log_interval, minimum=1)
-        with explained_deaths(self.env):
-            return super().learn(
-                total_timesteps, callback, log_interval, tb_log_name,
-                reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
-            )  # fmt: skip
+        try:
+            with explained_deaths(self.env):
+                return super().learn(
+                    total_timesteps, callback, log_interval, tb_log_name,
+                    reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
+                )  # fmt: skip
+        except NonFiniteError:
+            self._statistics.restore()
+            raise
 
     def _setup_learn(
         self,
@@ -429,24 +392,22 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         self._check_settings()
-        if self.env is None:
-            raise ValueError(
-                "the model has no environment to learn in: give it one with set_env (a copy of a model does not "
-                "have what VecNormalize wraps)"
-            )
+        normalization = self._vec_normalize_env
+        if self.env is None or (normalization is not None and normalization.venv is None):  # copied without what it wraps
+            raise ValueError("the model has no environment to learn in: give it one with set_env")
         transitions.require_stored_as_seen(self.env)
         if reset_num_timesteps or self.num_timesteps == 0:
             request = self._learning_starts_request
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
-        self.replay_buffer.device = self.device  # which copies and pickles of a model do not set
-        self._statistics = transitions.KeptStatistics(self._vec_normalize_env)
-        self._count_observations()
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
+        self._statistics = transitions.KeptStatistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
         # first episode, which hindsight replay needs, may not have ended
         self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
         if self._must_refill() and self.num_timesteps >= self.learning_starts:
-            self.logger.log(f"Refilling the replay buffer: no updates before {self._updates_start_at()} transitions")
+            self.logger.log(f"Refilling the replay buffer: no updates before {self.learning_starts} transitions")
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
@@ -494,22 +455,19 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _must_refill(self) -> bool:
         """Whether the replay buffer holds too few transitions to train on, as after loading a model without its buffer."""
         if self._is_refilling:
-            stored, needed = self.replay_buffer.size() * self.n_envs, self._updates_start_at()
-            self._is_refilling = stored < needed or not transitions.can_sample(self.replay_buffer)
+            buffer = self.replay_buffer
+            stored = buffer.size() * buffer.n_envs
+            needed = min(self.learning_starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
+            self._is_refilling = stored < needed or not transitions.can_sample(buffer)
             if self._is_refilling and stored >= 10 * needed:
                 problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
                 warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)
         return self._is_refilling
 
-    def _updates_start_at(self) -> int:
-        """Transitions needed before the first update; a buffer smaller than ``learning_starts`` can only be full."""
-        return min(self.learning_starts, self.replay_buffer.buffer_size * self.replay_buffer.n_envs)
-
     def _count_observations(self) -> None:
         """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
         if getattr(self.policy, "normalize_observations", False):
-            normalizer: ObservationNormalizer = self.policy.normalizer  # type: ignore[assignment]
-            normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)
+            self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
 
     def _update_learning_rates(self) -> None:
         check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
@@ -555,27 +513,16 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         try:
             transitions.require_finite(first, "observation", "the reset of the environment")  # type: ignore[arg-type]
         except NonFiniteError:
-            self._statistics.restore()
             self._last_obs = None  # so that the next `learn` resets the environments
             raise
         self._statistics.keep()
 
     def _store_transition(
-        self,
-        replay_buffer: ReplayBuffer,
-        buffer_action: np.ndarray,
-        new_obs: np.ndarray | dict[str, np.ndarray],
-        reward: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
+        self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
     ) -> None:
         normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
         if normalization is None or not self._is_env_used_by_others():
-            try:
-                transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
-            except NonFiniteError:
-                self._statistics.restore()
-                raise
+            transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
             self._statistics.keep()
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
@@ -605,7 +552,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
         model_zip.save(super().save, self, policy_class, path, exclude, include)
 
-    @class_load
+    @classmethod
     def load(
         cls: type[SelfTD3X],
         path: str | pathlib.Path | io.BufferedIOBase,
@@ -632,7 +579,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors and
             known classes are read, and ``custom_objects`` has to replace everything else
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
-        :return: a new model, also when called on an object
+        :return: a new model, also when called on an object, which stays as it is
         :raises UntrustedModelError: without ``trust``, naming the attribute that needs code and the ways to load it
         :raises ModelFileError: for a damaged file or another algorithm's
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
@@ -676,12 +623,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         loaded = read_buffer(path, trust)
         transitions.check_fits(loaded, self if self.replay_buffer is None else self.replay_buffer)
         buffers.check_prioritization(self.prioritization, type(loaded))
-        if isinstance(loaded, HerReplayBuffer):
-            if self.env is None:
-                raise ValueError("a HerReplayBuffer needs the model's environment: load the model with env=...")
-            loaded.set_env(self.env)
         if truncate_last_traj:
             transitions.truncate_episodes(loaded)
+        if isinstance(loaded, HerReplayBuffer):
+            loaded.env = self.env
         loaded.device = self.device
         self.replay_buffer = loaded
 
@@ -694,13 +639,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the compiled programs."""
         return {**self.__dict__, "_updater": None, "_updater_made_for": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._vec_normalize_env is not None and self._vec_normalize_env.venv is None:
-            self.env = None  # SB3 copies the statistics of VecNormalize, but not the environments that it wraps
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """

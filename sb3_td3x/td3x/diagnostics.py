@@ -28,7 +28,10 @@ def record(model: Any) -> None:
     std = noise_std(model.action_noise)
     if std is not None:
         model.logger.record("rollout/action_noise_std", std)
-    record_pace(model)
+    now, (then, steps, updates) = time.perf_counter(), model._pace
+    if steps != model.num_timesteps:  # of several lines in one step the first
+        model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
+        model._pace = now, model.num_timesteps, model._n_updates
     if model._n_updates == 0 or model._is_refilling or not can_sample(model.replay_buffer):
         return
     batch = model._last_batch if _is_custom(model.replay_buffer) else undisturbed_sample(
@@ -41,22 +44,11 @@ def record(model: Any) -> None:
             model.logger.record(f"train/{name}", value)
 
 
-def record_pace(model: Any) -> None:
-    """Record the updates per second since the last log line; if SB3 writes several in one step, only for the first."""
-    now, (then, steps, updates) = time.perf_counter(), model._pace
-    if steps != model.num_timesteps:
-        model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
-        model._pace = now, model.num_timesteps, model._n_updates
-
-
 def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, float]:
     """
-    Means over a batch. The value of a quantile critic is the mean of its quantiles.
+    Means over a batch, for a policy in evaluation mode. The value of a quantile critic is the mean of its quantiles.
 
-    :param policy: in evaluation mode; it is not changed
-    :param batch: transitions, actions scaled to [-1, 1]
     :param noise: standard normal numbers, ``(batch, action_dim)``, for the target's actions
-    :param settings: of the update
     :return: ``q_mean`` of all critics at the stored actions; ``target_mean`` of their targets; ``action_saturation``, the
         share of the actor's action components beyond 0.99; with several critics ``twin_gap``, the largest minus the smallest
         critic's value

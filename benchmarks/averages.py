@@ -22,7 +22,7 @@ from stable_baselines3.td3.policies import Actor
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment
-from sb3_td3x.runs.study.grid import StudyRun
+from sb3_td3x.runs.study import StudyRun
 
 WINDOWS = (1_000, 5_000)
 COLUMNS = ("timesteps", "live", *(f"average over {window} updates" for window in WINDOWS))

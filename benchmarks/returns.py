@@ -2,7 +2,7 @@
 Make the runs behind docs/results.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3 and sb3-contrib's TQC.
 
 Writes one CSV of evaluation scores per run. A run whose CSV is there is skipped and one that was interrupted goes on from its
-last checkpoint (in ``runs/``), so the same command finishes an interrupted grid.
+last checkpoint (in ``runs/``), so the same command finishes an interrupted study.
 Usage: ``python benchmarks/returns.py FILE.yml [--jobs 2] [--ray ADDRESS] [--only TEXT]``
 """
 
@@ -25,11 +25,9 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import check_choice
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import environments
+from sb3_td3x.runs import environments, runners, study
 from sb3_td3x.runs.evaluation import Evaluation
-from sb3_td3x.runs.study import attempt, grid, runners
-from sb3_td3x.runs.study.attempt import StudyFolder
-from sb3_td3x.runs.study.grid import StudyRun
+from sb3_td3x.runs.study import StudyFolder, StudyRun
 from sb3_td3x.td3x import precision
 
 FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs are not under version control
@@ -51,7 +49,7 @@ def sb3_algorithm(name: str) -> type[Resumable]:
 
 def train(run: StudyRun, folder: Path) -> bool:
     """Train one run to its end, going on from its last checkpoint, and note what it was made with."""
-    is_finished = attempt.train_td3x(run, folder) if run.algo == "td3x" else train_sb3(run, folder)
+    is_finished = study.train_td3x(run, folder) if run.algo == "td3x" else train_sb3(run, folder)
     if is_finished:
         RETURNS.mkdir(parents=True, exist_ok=True)
         resumed = Store(RunDir(folder, run.env).checkpoints).checkpoints()[-1].manifest["resumed"]
@@ -89,15 +87,15 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
     return model.num_timesteps >= options["steps"]
 
 
-def main(train: attempt.Train = train) -> None:
+def main(train: study.Train = train) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="a study file such as benchmarks/returns.yml")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time on this machine (default: 2)")
     parser.add_argument("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster")
     parser.add_argument("--only", default="", help="only runs whose name contains this text")
     args = parser.parse_args()
-    runs = [run for run in grid.read(args.file, (*grid.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
-    attempt.check([run for run in runs if run.algo == "td3x"], FOLDER)
+    runs = [run for run in study.read(args.file, (*study.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
+    study.check([run for run in runs if run.algo == "td3x"], FOLDER)
     runner = runners.on_ray(args.ray) if args.ray else runners.local(args.jobs)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)

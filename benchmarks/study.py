@@ -18,10 +18,9 @@ import torch as th
 from ray.cluster_utils import Cluster
 from results import versions
 
-from sb3_td3x.runs.study import attempt, runners
-from sb3_td3x.runs.study.attempt import StudyFolder
-from sb3_td3x.runs.study.grid import StudyRun
-from sb3_td3x.runs.study.runners import Function, Outcome, Runner
+from sb3_td3x.runs import runners
+from sb3_td3x.runs.runners import Function, Outcome, Runner
+from sb3_td3x.runs.study import StudyFolder, StudyRun, train_td3x
 
 OUT = Path(__file__).parent / "results" / "study.json"
 
@@ -39,7 +38,7 @@ def directly(function: Function, runs: list[StudyRun]):
 def seconds(runs: list[StudyRun], runner: Runner) -> float:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         began = time.perf_counter()
-        outcomes = list(runners.drive(runs, StudyFolder.at(Path(folder)), attempt.train_td3x, runner))
+        outcomes = list(runners.drive(runs, StudyFolder.at(Path(folder)), train_td3x, runner))
         assert all(one.is_finished for one in outcomes), outcomes  # noqa: S101
         return time.perf_counter() - began
 

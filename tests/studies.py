@@ -8,9 +8,9 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
-from sb3_td3x.runs.study import attempt, grid, runners
-from sb3_td3x.runs.study.attempt import StudyFolder
-from sb3_td3x.runs.study.runners import Outcome
+from sb3_td3x.runs import runners
+from sb3_td3x.runs.runners import Outcome
+from sb3_td3x.runs.study import StudyFolder, read, train_td3x
 from tests import resuming
 
 SHORT = {
@@ -28,7 +28,7 @@ SHORT = {
 def study(path, **changes):
     """Write a study file and read it."""
     path.write_text(yaml.safe_dump({**SHORT, **changes}))
-    return grid.read(path, grid.OPTIONS)
+    return read(path)
 
 
 def here(function, runs):
@@ -40,7 +40,7 @@ def here(function, runs):
             yield Outcome(run, False, str(error))
 
 
-def made(runs, path, runner=here, train=attempt.train_td3x):
+def made(runs, path, runner=here, train=train_td3x):
     """Make the runs of a study in ``path``; its outcomes by name."""
     return {outcome.run.name: outcome for outcome in runners.drive(runs, StudyFolder.at(path), train, runner)}
 
@@ -76,7 +76,7 @@ def train_and_be_killed(run, path):
 
     TD3XCheckpointCallback._save = save_and_be_killed
     try:
-        return attempt.train_td3x(run, path)
+        return train_td3x(run, path)
     finally:
         TD3XCheckpointCallback._save = save
 

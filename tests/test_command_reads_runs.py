@@ -61,7 +61,9 @@ class TestReading:
 
         registered("Windowed-v0", Windowed)
         run = saved_run(tmp_path, "Windowed-v0", model(Windowed()))
-        assert list(play.show(run, 2, seed=5)) == pytest.approx(play.evaluate(run, 2, seed=5))
+        seen = play.evaluate(run, 2, seed=5, render_mode="human")
+        assert shown == ["human"] * 40
+        assert seen == pytest.approx(play.evaluate(run, 2, seed=5))
         shown.clear()
         monkeypatch.setenv("DISPLAY", ":0")
         code, printed = called_and_heard("enjoy", run.path, "--episodes", 2)
@@ -131,9 +133,9 @@ class TestReading:
         registered("Drawn-v0", Drawn)
         run = saved_run(tmp_path, "Drawn-v0", model(Drawn(), "CnnPolicy"))
         recorded = play.record_video(run, run.video, max_steps=max_steps)
-        assert said in str(recorded)
+        assert said in recorded
         video = imageio.get_reader(run.video)
-        assert recorded.steps == video.count_frames() == min(20, max_steps)
+        assert video.count_frames() == min(20, max_steps)
         assert video.get_meta_data()["fps"] == 12
 
     def test_a_shipped_agent_plays_as_the_model_that_it_was_taken_from_and_without_trust(

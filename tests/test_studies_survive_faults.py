@@ -14,9 +14,9 @@ from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
-from sb3_td3x.runs.study import attempt, runners
-from sb3_td3x.runs.study.attempt import StudyFolder
-from sb3_td3x.runs.study.runners import Outcome
+from sb3_td3x.runs import runners
+from sb3_td3x.runs.runners import Outcome
+from sb3_td3x.runs.study import StudyFolder, train_td3x
 from tests.commands import start
 from tests.resuming import leave_lock
 from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
@@ -95,7 +95,7 @@ def leaving_a_thread(run, path):
 def train_after_a_death(run, path):
     if (path / "output.log").read_text().count("process") < 2:
         raise EnvironmentDiedError([3], "ended for once")
-    return attempt.train_td3x(run, path)
+    return train_td3x(run, path)
 
 
 def killed(run, path):

@@ -67,7 +67,7 @@ def enjoy(
 
     console = PlainConsole()
     if video is None and play.has_display():
-        for score in play.show(folder, episodes, seed, trust):
+        for score in play.evaluate(folder, episodes, seed, "cpu", trust, render_mode="human"):
             console.print(f"return {score_text(score)}")
         return
     out = video or folder.video

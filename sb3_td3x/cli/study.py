@@ -14,9 +14,8 @@ from rich.table import Table
 from sb3_td3x.cli.console import PlainConsole, escaped
 
 if TYPE_CHECKING:
-    from sb3_td3x.runs.study.attempt import Progress, StudyFolder
-    from sb3_td3x.runs.study.grid import StudyRun
-    from sb3_td3x.runs.study.runners import Outcome
+    from sb3_td3x.runs.runners import Outcome
+    from sb3_td3x.runs.study import Progress, StudyFolder, StudyRun
 
 STATES = ("running", "failed", "stopped", "waiting", "done")
 
@@ -33,23 +32,23 @@ def command(
 
     Ctrl-C stops it cleanly; the same command continues.
     """
-    from sb3_td3x.runs.study import attempt, grid, runners
+    from sb3_td3x.runs import runners, study
 
     place = (out or Path("studies") / file.stem).resolve()
-    runs = grid.read(file)
+    runs = study.read(file)
     if only is not None and only >= len(runs):
         raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
     runs = runs if only is None else [runs[only]]
-    folder = attempt.StudyFolder.at(place)
+    folder = study.StudyFolder.at(place)
     try:
-        attempt.check(runs, folder)
+        study.check(runs, folder)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     console = PlainConsole()
     if only is not None:
         _make_one(console, runs[0], folder)
         return
-    threads = runs[0].options.get("threads", 1)
+    threads = max(run.options.get("threads", 1) for run in runs)
     runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, jobs, threads)
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
@@ -58,7 +57,7 @@ def command(
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
-        with live or nullcontext(), closing(runners.drive(runs, folder, attempt.train_td3x, runner)) as outcomes:
+        with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as outcomes:
             for outcome in outcomes:
                 table.outcomes[outcome.run] = outcome
                 if live is None:
@@ -71,10 +70,10 @@ def command(
 
 def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> None:
     """One job of a scheduler: exit code 1 if it was told to stop."""
-    from sb3_td3x.runs.study import attempt
+    from sb3_td3x.runs import study
 
     console.print(f"{run.name}, which prints to {folder.printed(run)}")
-    if not attempt.attempt(attempt.train_td3x, folder, run):
+    if not study.attempt(study.train_td3x, folder, run):
         console.print("stopped; the same command resumes it")
         raise typer.Exit(1)
     console.print(f"done: {folder.table(run)}")
@@ -108,7 +107,7 @@ class RunsTable:
         self._done: dict[StudyRun, Progress] = {}  # does not change any more and is not read again
 
     def progress(self, run: "StudyRun") -> "Progress":
-        from sb3_td3x.runs.study.attempt import progress
+        from sb3_td3x.runs.study import progress
 
         current = self._done.get(run) or progress(run, self.folder)
         if current.state == "done":

@@ -28,25 +28,15 @@ ALGORITHMS: Algorithms = {
 
 @dataclass(frozen=True)
 class Case:
-    """
-    The size of the work.
-
-    :param batch_size: transitions per update
-    :param net_arch: hidden layers of actor and critics
-    :param observations: numbers in an observation
-    :param actions: numbers in an action
-    :param n_critics: number of critics
-    :param buffer_size: transitions in the full replay buffer
-    :param n_quantiles: above 1, TD3X is also measured with critics of this many quantiles
-    """
+    """The size of the work."""
 
     batch_size: int = 256
     net_arch: tuple[int, ...] = (400, 300)
-    observations: int = 22
+    observations: int = 22  # numbers in one
     actions: int = 6
     n_critics: int = 2
     buffer_size: int = 100_000
-    n_quantiles: int = 1
+    n_quantiles: int = 1  # above 1, TD3X is also measured with critics of this many quantiles
 
 
 def model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str = "cpu", **settings: Any) -> OffPolicyAlgorithm:
@@ -71,11 +61,7 @@ def model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str = "cpu", 
 def contenders(
     case: Case, device: str, announce: Callable[[str], None], algorithms: Algorithms = ALGORITHMS
 ) -> dict[str, Callable[[], None]]:
-    """
-    Functions that make one update each, by name. What cannot be used on this machine is announced with the reason.
-
-    :param algorithms: those of TD3X are also measured with ``case.n_quantiles``
-    """
+    """Functions that make one update each, by name. What cannot be used on this machine is announced with the reason."""
     if case.n_quantiles > 1:
         quantiles = {"n_quantiles": case.n_quantiles}
         algorithms = {**algorithms} | {
@@ -100,7 +86,6 @@ def take_turns(
     :param updates: from ``contenders``
     :param per_turn: updates in one turn
     :param seconds: within which the turns end, 11 of each contender at most and one at least
-    :param announce: called with a line of text when something is compiled, and when it has been measured for the first time
     :return: seconds until the first updates were made, compiling included, and milliseconds per update, one number per turn
     """
     begin = time.perf_counter()

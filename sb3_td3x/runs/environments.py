@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
@@ -29,8 +27,6 @@ TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 chose its model."""
 LONGEST_EVALUATION = 10_000
 """Steps after which an evaluation's episode is truncated if the environment declares no time limit."""
-_WORKERS: WeakSet[BaseProcess] = WeakSet()
-
 
 PACKAGES = {
     "pybullet_envs_gymnasium": ("pybullet-envs-gymnasium", r"Bullet"),
@@ -40,20 +36,20 @@ PACKAGES = {
 """By module: packages that register environments when they are imported, and the names of those environments."""
 
 
-def require_registered(env_id: str, may_import: bool = True) -> None:
+def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) -> None:
     """
     Register the environments of the packages that are installed, and of the module that the name may have.
 
     :param env_id: a registered name, or ``module:name`` where importing the module registers it
-    :param may_import: import that module; not where a run's folder gives the name, unless its author is trusted
-    :raises ValueError: for a name that Gymnasium does not know, or a module that may not or cannot be imported
+    :param trust: import that module and allow ``env_kwargs``; not where an untrusted run's folder names them
+    :raises ValueError: for an unknown name, a module that cannot be imported, or what needs trust
     """
     for package in PACKAGES:
         if find_spec(package) is not None:
             import_module(package)
     module, _, name = env_id.rpartition(":")
     if module and module not in sys.modules:
-        if not may_import:
+        if not trust:
             raise ValueError(
                 f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say "
                 "so with trust=True (td3x: --trust), or import the module first"
@@ -71,22 +67,7 @@ def require_registered(env_id: str, may_import: bool = True) -> None:
                    if re.search(names, name) and find_spec(package) is None]  # fmt: skip
         hint = f"pip install {missing[0]}" if missing else f"one that a module of your own registers is my_module:{name}"
         raise ValueError(f"there is no environment {env_id!r}: {error} ({hint})") from error
-
-
-def require_continuous(env_id: str, action_space: gym.Space) -> None:
-    """:raises ValueError: unless the actions are a ``Box``"""
-    if not isinstance(action_space, gym.spaces.Box):
-        actions = "discrete" if isinstance(action_space, gym.spaces.Discrete) else type(action_space).__name__
-        raise ValueError(f"{env_id} has {actions} actions; TD3 needs continuous ones (a Box)")
-
-
-def require_no_arguments(env_kwargs: Any) -> None:
-    """
-    For runs that are not trusted.
-
-    :raises ValueError: if the run's folder would pass keyword arguments to the constructor of its environment
-    """
-    if env_kwargs:
+    if env_kwargs and not trust:
         raise ValueError(
             f"the run passes {env_kwargs} to its environment: if you trust the run, say so with trust=True (td3x: --trust)"
         )
@@ -138,14 +119,10 @@ def open_env(
     """
     The environments of a run as its settings say: wrapped, in processes if there are several, normalized.
 
-    :param env_id: registered name
-    :param seed: the run's seed
     :param stream: ``TRAINING``, ``EVALUATION`` or ``AFTERWARDS``
     :param entry: hyperparameters in rl-zoo3's keys; ``None`` for one plain environment
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file
-    :param render_mode: Gymnasium's; ``"rgb_array"`` for a video
     :param append: continue the Monitor files that are there
-    :param env_kwargs: keyword arguments of the environment
     """
     entry = entry or {}
     n_envs = entry.get("n_envs", 1)
@@ -157,46 +134,30 @@ def open_env(
                 signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
             require_registered(env_id)  # also in a process of its own
             env = _make(env_id, render_mode, env_kwargs or {})
-            if stream != TRAINING:
-                env = _limited(env, env_id, warn=stream == EVALUATION)
+            if stream != TRAINING and env.spec is not None and env.spec.max_episode_steps is None:
+                warnings.warn(
+                    f"{env_id} declares no time limit (max_episode_steps): episodes of evaluations end after "
+                    f"{LONGEST_EVALUATION:,} steps at the latest",
+                    stacklevel=2,
+                )
+                env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
             env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
             file = None if monitor_folder is None else str(monitor_folder / str(index))
             return ResumableEnv(Monitor(env, file, override_existing=not append))
 
         return make_env
 
-    makers = [maker(index) for index in range(n_envs)]
-    env = DummyVecEnv(makers) if n_envs == 1 else _in_processes(makers)
+    if n_envs > 1:
+        Finalize(None, _kill_workers, exitpriority=0)
+    env: VecEnv = (SubprocVecEnv if n_envs > 1 else DummyVecEnv)([maker(index) for index in range(n_envs)])
     return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
 
 
-def _limited(env: gym.Env, env_id: str, warn: bool) -> gym.Env:
-    if env.spec is None or env.spec.max_episode_steps is not None:
-        return env
-    if warn:
-        warnings.warn(
-            f"{env_id} declares no time limit (max_episode_steps): episodes of evaluations end after "
-            f"{LONGEST_EVALUATION:,} steps at the latest",
-            stacklevel=2,
-        )
-    return gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
-
-
-def _in_processes(makers: list[Callable[[], gym.Env]]) -> VecEnv:
-    before = multiprocessing.active_children()
-    try:
-        return SubprocVecEnv(makers)
-    finally:  # also where an environment cannot be made
-        _WORKERS.update(process for process in multiprocessing.active_children() if process not in before)
-
-
-def _end_workers() -> None:
-    for process in _WORKERS:
-        process.kill()
-
-
-# At its end Python sends SIGTERM to the processes that nobody has closed, which these ignore, and waits for them
-Finalize(None, _end_workers, exitpriority=0)
+def _kill_workers() -> None:
+    """At its end Python sends SIGTERM to its daemonic processes, which those of environments ignore, and waits for them."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -> gym.Env:

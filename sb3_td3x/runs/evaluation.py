@@ -3,7 +3,6 @@
 import copy
 import math
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,14 @@ from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 def save_normalization(model: BaseAlgorithm, path: Path) -> None:
     """Write ``VecNormalize``'s statistics, if there are any. Statistics that a NaN has spoiled never replace good ones."""
-    normalization = model.get_vec_normalize_env()
-    if normalization is None:
-        return
-    statistics = running_statistics(normalization)
-    if all(np.isfinite(running.mean).all() and np.isfinite(running.var).all() for running in statistics):
-        files.write(path, lambda beside: normalization.save(str(beside)))
+    if (normalization := model.get_vec_normalize_env()) is not None:
+        statistics = running_statistics(normalization)
+        if all(np.isfinite(running.mean).all() and np.isfinite(running.var).all() for running in statistics):
+            files.write(path, lambda partial: normalization.save(str(partial)))
 
 
 def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock | None) -> None:
-    """Write the model as it is now, and its normalization; raises ``RunLockedError`` if another process has the lock."""
+    """Write the model as it is now, and its normalization; ``RunLockedError`` if another process has the lock."""
     if lock is not None:
         lock.require_ours()
     with files.explained(folder.last_model):
@@ -53,11 +50,9 @@ class Evaluation(EvalCallback):
     Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each, and saves
     the last model where training ends: before the last checkpoint, after which there is nothing to resume.
 
-    :param folder: the run's folder, for models, normalization and scores
-    :param lock: lock of the run's folder; a process that has lost it, for example while it was suspended, writes nothing more
+    :param lock: of the run's folder; a process that has lost it, for example while it was suspended, writes nothing more
     :param is_stopping: whether the run was asked to stop; looked at in every step of an evaluation
     :param on_evaluation: called after every evaluation with this callback
-    :raises RunLockedError: if another process has the lock
     """
 
     resumable = ("seconds", "elapsed", "is_due")
@@ -66,6 +61,7 @@ class Evaluation(EvalCallback):
         self,
         eval_env: VecEnv,
         *,
+        eval_freq: int,
         folder: RunDir,
         lock: RunLock | None = None,
         is_stopping: Callable[[], bool] = lambda: False,
@@ -73,8 +69,10 @@ class Evaluation(EvalCallback):
         **kwargs: Any,
     ):
         path = str(folder.path)
-        super().__init__(eval_env, log_path=path, best_model_save_path=path, verbose=0, **kwargs)
-        self.folder, self.lock, self.is_stopping, self.on_evaluation = folder, lock, is_stopping, on_evaluation
+        # SB3's `_on_step` evaluates at every call, and is called when an evaluation is due
+        super().__init__(eval_env, eval_freq=1, log_path=path, best_model_save_path=path, verbose=0, **kwargs)
+        self.every, self.folder, self.lock = eval_freq, folder, lock
+        self.is_stopping, self.on_evaluation = is_stopping, on_evaluation
         self.seconds: list[float] = []
         self.is_due = False
 
@@ -88,18 +86,15 @@ class Evaluation(EvalCallback):
         self.began = time.perf_counter() - seconds
 
     def _init_callback(self) -> None:
-        self.elapsed = self.seconds[-1] if self.seconds else 0.0
-        with warnings.catch_warnings():
-            # Several environments run in processes of their own, the evaluation's one does not; both are built alike
-            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
-            super()._init_callback()
+        """Without SB3's warning that training has processes for its environments and the evaluation has none."""
+        self.elapsed = 0.0
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._write_table()  # without what a lost process added after the checkpoint
 
     def _on_step(self) -> bool:
-        self.is_due = self.is_due or self.n_calls % self.eval_freq == 0
+        self.is_due = self.is_due or self.n_calls % self.every == 0
         return True
 
     def _on_rollout_start(self) -> None:
@@ -121,16 +116,14 @@ class Evaluation(EvalCallback):
             self.lock.require_ours()  # SB3 would overwrite the other process's files
         was_reset, best_before = self.last_mean_reward > -math.inf, self.best_mean_reward
         before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
-        frequency, self.eval_freq = self.eval_freq, 1
         try:
             super()._on_step()
         except _Interrupted:
             env_state.set_envs(self.eval_env, before, [False] * self.eval_env.num_envs)
             self.is_due = True
             return
-        finally:
-            self.eval_freq = frequency
         self.is_due = False
+        self.seconds.append(self.elapsed)
         if self.best_mean_reward > best_before:
             save_normalization(self.model, self.folder.best_normalization)
         self._write_table()
@@ -142,8 +135,6 @@ class Evaluation(EvalCallback):
         super()._log_success_callback(locals_, globals_)
 
     def _write_table(self) -> None:
-        missing = len(self.evaluations_timesteps) - len(self.seconds)
-        self.seconds += missing * [self.elapsed]
         scores = zip(self.evaluations_timesteps, self.evaluations_results, self.seconds, strict=True)
         rows = [f"{steps},{np.mean(returns):.9g},{np.std(returns):.9g},{seconds:.1f}" for steps, returns, seconds in scores]
         files.write(self.folder.path / SCORES, "\n".join([",".join(SCORE_COLUMNS), *rows, ""]).encode())

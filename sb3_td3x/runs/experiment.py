@@ -2,15 +2,15 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -18,7 +18,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run
 from sb3_td3x.checkpoint.run import VERSIONS
-from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
@@ -26,14 +25,7 @@ from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.runs.environments import (
-    EVALUATION,
-    TRAINING,
-    open_env,
-    require_continuous,
-    require_no_arguments,
-    require_registered,
-)
+from sb3_td3x.runs.environments import EVALUATION, TRAINING, open_env, require_registered
 from sb3_td3x.runs.evaluation import Evaluation, save_last
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments
@@ -41,16 +33,12 @@ from sb3_td3x.td3x.td3x import TD3X, check_arguments
 ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}
 """rl-zoo3's names in ``args.yml``, where they differ from the fields of ``Experiment``."""
 
-MINIMUM = {"eval_freq": 1, "eval_episodes": 1, "save_freq": 1, "threads": 1, "seed": 0}
-"""Fields that are whole numbers, with the smallest value of each."""
-
 
 @dataclass(frozen=True)
 class Experiment:
     """
     What one run is made from. The same values give the same run.
 
-    :param env_id: registered name of the environment
     :param steps: environment steps; ``None`` takes the preset's ``n_timesteps``
     :param seed: seed of the networks, the exploration and every episode of the environments
     :param preset: name of a preset, or path of a YAML file like one
@@ -58,13 +46,10 @@ class Experiment:
     :param n_envs: number of parallel environments; above 1 there are as many updates as environment steps.
         ``None`` takes the preset's number, which is 1 if it names none
     :param eval_freq: environment steps between two evaluations
-    :param eval_episodes: episodes of an evaluation, 1 or more
     :param save_freq: environment steps between two checkpoints
-    :param device: ``"auto"``, ``"cpu"`` or ``"cuda"``
     :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down a busy one
     :param out: folder that holds the runs
     :param setting: name of what is tried, for plots and tables; ``None`` is the preset's name
-    :param env_kwargs: keyword arguments of the environment
     :param video: whether the command makes a video at the end
     """
 
@@ -81,13 +66,13 @@ class Experiment:
     threads: int = 1
     out: Path = Path("logs")
     setting: str | None = None
-    env_kwargs: Mapping[str, Any] | None = None
+    env_kwargs: dict[str, Any] | None = None
     video: bool = True
 
     def __post_init__(self) -> None:
-        for name, minimum in MINIMUM.items():  # a file may have 1.0 or 1e4
-            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum))
-        if not isinstance(self.env_kwargs or {}, Mapping):
+        for name in ("eval_freq", "eval_episodes", "save_freq", "threads", "seed"):  # a file may have 1.0 or 1e4
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum=0 if name == "seed" else 1))
+        if not isinstance(self.env_kwargs or {}, dict):
             raise ValueError(f"env_kwargs must be a mapping of names to values, not {self.env_kwargs!r}")
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -107,28 +92,18 @@ class Experiment:
         entry["n_timesteps"] = check_int("steps", entry["n_timesteps"] if self.steps is None else self.steps, minimum=1)
         return entry
 
-    @property
-    def chooses_policy(self) -> bool:
-        """Whether the user has named the policy, which is otherwise chosen by the observation space."""
-        return any(assignment.partition("=")[0].strip() == "policy" for assignment in self.overrides)
-
     def arguments(self) -> dict[str, Any]:
-        """The fields under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "out"}
-        named = {ARGUMENT_NAMES.get(name, name): value for name, value in values.items()}
-        return {**named, "overrides": list(self.overrides), "env_kwargs": dict(self.env_kwargs) if self.env_kwargs else None}
+        """The fields but ``out`` under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
+        values = {**vars(self), "overrides": list(self.overrides)}
+        return {ARGUMENT_NAMES.get(name, name): value for name, value in values.items() if name != "out"}
 
     @classmethod
     def of_arguments(cls, folder: RunDir) -> "Experiment":
-        """
-        The settings of a run as its folder holds them.
-
-        :raises ValueError: if they are not as ``td3x train`` writes them
-        """
+        """The settings of a run as its folder holds them; ``ValueError`` if ``td3x train`` has not made it."""
         arguments = folder.arguments()
         if not isinstance(arguments.get("overrides"), list):
             raise ValueError(f"{folder.args_file} has no list of overrides, so td3x train has not made this run")
-        keys = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls) if field.name != "out"}
+        keys = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls)}
         values = {name: arguments[key] for name, key in keys.items() if key in arguments}
         return cls(**{**values, "overrides": tuple(arguments["overrides"]), "out": folder.path.parent.parent})
 
@@ -182,15 +157,18 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
-        require_continuous(experiment.env_id, evaluation_env.action_space)
-        if entry["policy"] == "MlpPolicy" and not experiment.chooses_policy:
+        if not isinstance(actions := evaluation_env.action_space, gym.spaces.Box):
+            kind = "discrete" if isinstance(actions, gym.spaces.Discrete) else type(actions).__name__
+            raise ValueError(f"{experiment.env_id} has {kind} actions; TD3 needs continuous ones (a Box)")
+        is_named = any(assignment.partition("=")[0].strip() == "policy" for assignment in experiment.overrides)
+        if entry["policy"] == "MlpPolicy" and not is_named:
             entry["policy"] = policies.name_for(evaluation_env.observation_space)
         if path is None:
             folder = RunDir.create(experiment.out, experiment.env_id)
         else:
             folder = RunDir(files.make_folder(path), experiment.env_id)
         written = resources.enter_context(ExitStack())
-        written.callback(_remove, folder, path is None)
+        written.callback(_remove_empty, folder.path)
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
         written.callback(folder.clear)
@@ -207,11 +185,9 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         return Run(experiment, folder, entry, model, evaluation_env, False, lock, resources.pop_all())
 
 
-def _remove(folder: RunDir, is_new: bool) -> None:
-    """A new folder goes again, unless something that this run has not written is in it."""
+def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
-        if is_new:
-            folder.path.rmdir()
+        folder.rmdir()
 
 
 def resume(
@@ -219,12 +195,11 @@ def resume(
     steps: float | None = None,
     checkpoint: int | None = None,
     trust: bool = False,
-    env_kwargs: Mapping[str, Any] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
 ) -> Run:
     """
     A run that resumes from its newest checkpoint, with the settings in its folder.
 
-    :param folder: the run's folder
     :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
     :param checkpoint: steps of the checkpoint to resume from; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
@@ -235,18 +210,16 @@ def resume(
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
-    require_registered(experiment.env_id, may_import=trust)
+    is_named_too = experiment.env_kwargs == env_kwargs
+    require_registered(experiment.env_id, trust, None if is_named_too else experiment.env_kwargs)
     if not trust:
         folder.require_no_links()
-        if experiment.env_kwargs != env_kwargs:
-            require_no_arguments(experiment.env_kwargs)
     require_device(experiment.device)
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
         saved = Store(folder.checkpoints).find(checkpoint)
-        planned = _planned_steps(folder, saved)
+        planned = _planned_steps(folder)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
-        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
             raise ValueError(
@@ -287,14 +260,14 @@ def unfinished(experiment: Experiment) -> list[RunDir]:
         with suppress(ValueError, OSError):
             arguments, checkpoints = folder.arguments(), Store(folder.checkpoints).checkpoints()
             is_same = all(arguments.get(name) == value for name, value in requested.items())
-            if is_same and checkpoints and checkpoints[-1].steps < _planned_steps(folder, checkpoints[-1]):
+            if is_same and checkpoints and checkpoints[-1].steps < _planned_steps(folder):
                 folders.append(folder)
     return folders
 
 
-def _planned_steps(folder: RunDir, saved: Checkpoint) -> int:
-    """From the settings rather than the checkpoint: a run that was extended may not have made one since."""
-    return check_int("n_timesteps", folder.config().get("n_timesteps", saved.total), minimum=0)
+def _planned_steps(folder: RunDir) -> int:
+    """From the settings, not the checkpoint: a run that was extended may not have made one since."""
+    return check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
 
 
 def train(
@@ -308,6 +281,14 @@ def train(
     :param on_evaluation: called after every evaluation with the callback that made it
     :return: whether the run reached its last step
     """
+
+    def after_evaluation(evaluation: EvalCallback) -> None:
+        if find_spec("matplotlib") is not None:
+            from sb3_td3x.results.plots import draw
+
+            draw([scores.of_run(run.folder)], run.folder.curve)
+        on_evaluation(evaluation)
+
     n_envs, experiment = run.model.n_envs, run.experiment
     checkpoint = TD3XCheckpointCallback(max(experiment.save_freq // n_envs, 1), run.folder.checkpoints, lock=run.lock)
     evaluation = Evaluation(
@@ -317,7 +298,7 @@ def train(
         folder=run.folder,
         lock=run.lock,
         is_stopping=lambda: checkpoint.is_stopping,
-        on_evaluation=partial(_after_evaluation, run.folder, on_evaluation),
+        on_evaluation=after_evaluation,
     )
     if run.model.learning_starts >= run.total:
         begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
@@ -336,20 +317,8 @@ def train(
     return run.model.num_timesteps >= run.total
 
 
-def _after_evaluation(folder: RunDir, on_evaluation: Callable[[EvalCallback], None], evaluation: EvalCallback) -> None:
-    if find_spec("matplotlib") is not None:
-        from sb3_td3x.results.plots import draw
-
-        draw([scores.of_run(folder)], folder.curve)
-    on_evaluation(evaluation)
-
-
 def require_device(device: str) -> None:
-    """
-    Refuse a device that is not there; SB3 would silently take the CPU for a missing CUDA device.
-
-    :raises ValueError: for an unknown name, or CUDA where there is none
-    """
+    """``ValueError`` for a device that is not there; SB3 would silently take the CPU for a missing CUDA device."""
     cuda = re.fullmatch(r"cuda(:(\d+))?", str(device))
     if device not in ("auto", "cpu") and not (cuda and int(cuda[2] or 0) < th.cuda.device_count()):
         raise ValueError(f"there is no device {device!r}: use auto, cpu or cuda, where there is one")

@@ -1,10 +1,4 @@
-"""
-Where the runs of a study are made: in processes on this machine, or on a Ray cluster.
-
-A runner takes a function, which makes one run and returns whether it is finished, and the runs. It yields an outcome as each
-run ends. A run whose process, environment's process or machine is lost is made again. Closing the runner tells the runs under
-way to stop and waits for them.
-"""
+"""Where the runs of a study are made: in processes on this machine, or on a Ray cluster."""
 
 import logging
 import multiprocessing
@@ -13,10 +7,9 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,27 +18,19 @@ from typing import Any
 
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import EnvironmentDiedError
-from sb3_td3x.runs.study.attempt import StudyFolder, Train, attempt
-from sb3_td3x.runs.study.grid import StudyRun
+from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt
 
 RETRIES = 5
 """How often a run's process, one of its environments' or its machine may be lost."""
-FINISHED, STOPPED, FAILED = 0, 10, 11
-"""Exit codes of a run's process. With any other code it is lost and resumed from its checkpoint."""
-DIED = 12
-FAILED_TEXT = "failed"
-"""Stands for the last line of the run's log."""
+FINISHED, STOPPED, FAILED, DIED = 0, 10, 11, 12
+"""Exit codes of a run's process. With any but the first three it is lost and resumed from its checkpoint."""
+IN_LOG = "see its log"
+"""An error that stands for the last line of the run's log."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """
-    How an attempt ended.
-
-    :param run: the run
-    :param is_finished: whether it reached its end
-    :param error: what went wrong, in one line; empty for a run that is finished or was stopped
-    """
+    """How an attempt ended. Its error is one line, and empty for a run that is finished or was stopped."""
 
     run: StudyRun
     is_finished: bool
@@ -54,14 +39,16 @@ class Outcome:
 
 Function = Callable[[StudyRun], bool]
 Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
+"""
+Takes a function, which makes one run and returns whether it is finished, and the runs. Yields an outcome as each run ends. A
+run whose process, environment's process or machine is lost is made again. Closing it stops the runs under way and waits for them.
+"""
 
 
 def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: Runner) -> Generator[Outcome, None, None]:
     """
     Make the runs that are not finished. Close the generator to stop: runs under way save a checkpoint.
 
-    :param train: begins or resumes a run
-    :param runner: where runs are made
     :return: an outcome per run, as each ends
     :raises RunLockedError: if another process drives this study
     """
@@ -70,8 +57,9 @@ def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: R
         left = [run for run in runs if not folder.is_finished(run)]
         with closing(runner(partial(attempt, train, folder), left)) as outcomes:
             for outcome in outcomes:
-                is_in_log = outcome.error == FAILED_TEXT
-                yield replace(outcome, error=folder.last_line(outcome.run)) if is_in_log else outcome
+                if outcome.error == IN_LOG:
+                    outcome = replace(outcome, error=folder.last_line(outcome.run))
+                yield outcome
 
 
 def jobs_here(threads: int) -> int:
@@ -92,17 +80,20 @@ def local(jobs: int) -> Runner:
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
                     process = context.Process(target=_in_process, args=(function, run), name=run.name)
-                    with _without_ctrl_c():
-                        process.start()
+                    # A terminal sends Ctrl-C to every process; those started here ignore it: the study tells them to stop
+                    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    process.start()
+                    signal.signal(signal.SIGINT, before)
                     running[process.sentinel] = run, process
                 for sentinel in connection.wait(list(running)):
                     run, process = running.pop(sentinel)
                     process.join()
                     code = process.exitcode
-                    lost[run] += code not in (FINISHED, STOPPED, FAILED)
                     if code in (FINISHED, STOPPED, FAILED):
-                        yield Outcome(run, code == FINISHED, FAILED_TEXT if code == FAILED else "")
-                    elif lost[run] > RETRIES:
+                        yield Outcome(run, code == FINISHED, IN_LOG if code == FAILED else "")
+                        continue
+                    lost[run] += 1
+                    if lost[run] > RETRIES:
                         yield Outcome(run, False, f"it was lost {lost[run]} times; at last its process ended with {code}")
                     else:
                         waiting.insert(0, run)
@@ -138,19 +129,6 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A terminal sends Ctrl-C to every process; those started here ignore it, because the study tells its runs to stop."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
     """
     :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
@@ -171,7 +149,6 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
         if address == "local":
             arguments = {"num_cpus": (jobs or jobs_here(threads)) * threads, "include_dashboard": False}
         with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **arguments):
-            _warn_of_small_nodes(ray.nodes(), threads)
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(lambda run: function(run))
             pending = {task.remote(run): run for run in runs}
@@ -182,7 +159,7 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
                     try:
                         outcome = Outcome(run, ray.get(done))
                     except ray.exceptions.RayTaskError:
-                        outcome = Outcome(run, False, FAILED_TEXT)
+                        outcome = Outcome(run, False, IN_LOG)
                     except ray.exceptions.RayError as error:  # its machine was lost too often
                         outcome = Outcome(run, False, " ".join(str(error).split()))
                     yield outcome
@@ -192,12 +169,6 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
                 ray.wait(list(pending), num_returns=len(pending))
 
     return runner
-
-
-def _warn_of_small_nodes(nodes: Sequence[Mapping[str, Any]], threads: int) -> None:
-    """Ray waits silently for a node that is large enough; a cluster that grows may yet get one."""
-    if max((node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]), default=0) < threads:
-        warnings.warn(f"no node of the cluster has the {threads} cores of a run: runs wait until one joins", stacklevel=2)
 
 
 def _require_answer(address: str) -> None:

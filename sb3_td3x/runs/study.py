@@ -1,0 +1,291 @@
+"""Studies: the runs that a file stands for, the folder that they share, and one attempt at a run, on whichever machine."""
+
+import os
+import re
+import socket
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sb3_td3x import presets
+from sb3_td3x.checkpoint import Store
+from sb3_td3x.common import files
+from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
+from sb3_td3x.common.validation import check_choice, check_int, did_you_mean, parse_yaml_scalar
+from sb3_td3x.errors import RunLockedError
+from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir, file_name
+from sb3_td3x.results.scores import TABLE_COLUMNS, csv_lines
+from sb3_td3x.runs import experiment
+from sb3_td3x.runs.environments import require_registered
+from sb3_td3x.runs.experiment import Experiment
+
+GRID_KEYS = ("algo", "setting", "envs", "seeds")
+OPTIONS = tuple(
+    option.name for option in fields(Experiment) if option.name not in ("env_id", "seed", "setting", "out", "video")
+)
+"""Keys of a run of ``td3x study``, besides those of the grid."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """
+    One run of a study.
+
+    :param algo: ``"td3x"``, or another algorithm that the study's train function knows
+    :param setting: name of what is tried
+    :param options: all other keys of the file
+    """
+
+    algo: str
+    setting: str
+    env: str
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """Name of its folder and its table; no two runs of a study share one."""
+        return f"{self.algo}_{self.setting}_{file_name(self.env)}_s{self.seed}"
+
+    def experiment(self) -> Experiment:
+        """The experiment that ``td3x study`` makes. On the CPU unless the file says otherwise: runs share a machine."""
+        options = {"device": "cpu", **self.options}
+        overrides = options.pop("overrides", {})
+        if not isinstance(overrides, dict):
+            raise ValueError(f"overrides must be a mapping such as {{batch_size: 128}}, not {overrides!r}")
+        whole_first = sorted(overrides.items(), key=lambda item: "." in str(item[0]))  # then parts, as policy_kwargs.n_critics
+        assignments = tuple(f"{key}={presets.written(value)}" for key, value in whole_first)
+        return Experiment(self.env, seed=self.seed, setting=self.setting, overrides=assignments, **options)
+
+
+def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[str] = ("td3x",)) -> list[StudyRun]:
+    """
+    :param path: YAML file: keys that hold for every run, and under ``runs`` a list of settings with their own keys
+    :param options: the keys that a run may have besides ``GRID_KEYS``
+    :param algorithms: values of ``algo``; the first is the default
+    :return: one run per setting, environment and seed, in the file's order
+    :raises ValueError: in one line that names the file and the key
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+        settings = content.pop("runs", None) if isinstance(content, dict) else None
+        if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
+            raise ValueError("runs must be a list of settings, such as [{setting: default}]: see docs/experiments.md")
+        runs: dict[str, StudyRun] = {}
+        for keys in settings:
+            for run in _runs(content, keys, (*GRID_KEYS, *options), algorithms):
+                if run.name in runs:
+                    raise ValueError(f"two runs are named {run.name}")
+                runs[run.name] = run
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return list(runs.values())
+
+
+def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], algorithms: Sequence[str]) -> list[StudyRun]:
+    """The runs of one setting, whose own keys win; mappings such as ``overrides`` are merged key by key."""
+    if unknown := [key for key in (*common, *keys) if key not in known]:
+        hint = did_you_mean(str(unknown[0]), known) or f": known are runs, {', '.join(sorted(known))}"
+        raise ValueError(f"there is no key {unknown[0]!r}{hint}")
+    both = {key for key in common.keys() & keys.keys() if isinstance(common[key], dict) and isinstance(keys[key], dict)}
+    entry = {**common, **keys, **{key: {**common[key], **keys[key]} for key in both}}
+    algo, setting = entry.pop("algo", algorithms[0]), entry.pop("setting", "default")
+    check_choice("algo", algo, algorithms)
+    if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
+        raise ValueError(f"setting must be a name of letters, digits and . + - _, not {setting!r}")
+    envs, seeds = entry.pop("envs", None), entry.pop("seeds", None)
+    if not isinstance(envs, list) or not envs or not all(isinstance(env, str) for env in envs):
+        raise ValueError(f"{setting}: envs must be a list of names, for example envs: [Pendulum-v1]")
+    if not isinstance(seeds, list) or not seeds:
+        raise ValueError(f"{setting}: seeds must be a list, for example seeds: [0, 1]")
+    numbers = [check_int(f"{setting}: seeds", parse_yaml_scalar(seed), minimum=0) for seed in seeds]
+    # Overrides stay as they are written, because a resumed run is compared by them; presets parse them
+    options = {key: value if key == "overrides" else parse_yaml_scalar(value) for key, value in entry.items()}
+    return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, numbers)]
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """
+    :param runs: holds the runs' folders
+    :param tables: holds one CSV per finished run; a run is finished when its CSV is there
+    """
+
+    runs: Path
+    tables: Path
+
+    @classmethod
+    def at(cls, path: Path) -> "StudyFolder":
+        return cls(path / "runs", path / "returns")
+
+    def run(self, run: StudyRun) -> Path:
+        """The run's folder: the same on every node and at every attempt."""
+        return self.runs / run.name
+
+    def printed(self, run: StudyRun) -> Path:
+        """What the run's attempts print."""
+        return self.run(run) / PRINTED
+
+    def last_line(self, run: StudyRun) -> str:
+        """The last line that the run has printed: of a run that failed, the error."""
+        text = self.printed(run).read_text(errors="replace") if self.printed(run).is_file() else ""
+        return (text.splitlines() or [""])[-1][:2_000]
+
+    def table(self, run: StudyRun) -> Path:
+        return self.tables / f"{run.name}.csv"
+
+    def is_finished(self, run: StudyRun) -> bool:
+        return self.table(run).exists()
+
+    def lines(self, run: StudyRun) -> list[str]:
+        """A line per evaluation so far, as in its table; those of a finished run stay when its folder is removed."""
+        if self.is_finished(run):
+            return self.table(run).read_text().splitlines()[1:]
+        scores = self.run(run) / SCORES
+        lines = scores.read_text().splitlines()[1:] if scores.exists() else []
+        return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in lines]
+
+    def finish(self, run: StudyRun) -> None:
+        """Write the run's table from its scores."""
+        _write_table(self.table(run), self.lines(run))
+
+    def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
+        """The last score of every run that has one, finished or not: one line per run."""
+        _write_table(path, [line for run in runs for line in self.lines(run)[-1:]])
+
+
+def _write_table(path: Path, lines: list[str]) -> None:
+    files.make_folder(path.parent)
+    files.write(path, "\n".join([",".join(TABLE_COLUMNS), *lines, ""]).encode())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """
+    :param state: ``"done"``, ``"running"``, ``"stopped"`` (it has a checkpoint) or ``"waiting"``
+    :param steps: environment steps so far
+    :param rate: steps per second of the process that makes the run
+    :param score: mean return of the last evaluation
+    """
+
+    state: str
+    steps: int = 0
+    rate: float | None = None
+    score: float | None = None
+
+
+def progress(run: StudyRun, folder: StudyFolder) -> Progress:
+    """How far a run is, read from the files that it writes, whichever machine makes it."""
+    place, evaluated, score = RunDir(folder.run(run), run.env), 0, None
+    for line in folder.lines(run)[-1:]:
+        *_, timesteps, mean_return, _, _ = line.split(",")
+        evaluated, score = int(timesteps), float(mean_return)
+    if folder.is_finished(run):
+        return Progress("done", evaluated, score=score)
+    if is_touched(place.path):
+        rows = csv_lines(place.log) if place.log.is_file() else []
+        logged = [row for row in rows if row.get("time/fps") and row.get("time/total_timesteps")]  # the last may be cut off
+        if not logged:
+            return Progress("running", evaluated, score=score)
+        steps, rate = (float(logged[-1][name]) for name in ("time/total_timesteps", "time/fps"))
+        return Progress("running", max(evaluated, int(steps)), rate, score)
+    saved = Store(place.checkpoints).checkpoints()
+    return Progress("stopped", saved[-1].steps, score=score) if saved else Progress("waiting")
+
+
+Train = Callable[[StudyRun, Path], bool]
+"""Begins or resumes the run in this folder; returns whether it reached its end."""
+
+
+def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
+    """
+    Make a run, or what is left of it; does nothing if it is finished.
+
+    An attempt that was lost with its machine may have left a lock there, see ``RunLock``: this one waits until its lease has
+    ended.
+
+    :return: whether the run is finished now; not if it was told to stop
+    :raises RunLockedError: if another attempt is at work
+    """
+    path = folder.run(run)
+    path.mkdir(parents=True, exist_ok=True)
+    with _logged(folder.printed(run)):
+        _wait_for(path)
+        if not folder.is_finished(run) and train(run, path):
+            folder.finish(run)
+    return folder.is_finished(run)
+
+
+def _wait_for(folder: Path) -> None:
+    """Wait for an attempt that is about to end, such as one that saves while the study is begun again."""
+    deadline = time.monotonic() + LEASE_SECONDS
+    while True:
+        try:
+            with RunLock(folder):
+                return
+        except RunLockedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Print to a file, tracebacks too: the terminal belongs to the table of runs."""
+    with path.open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
+        try:
+            yield
+        except Exception:
+            traceback.print_exc()
+            raise
+
+
+def train_td3x(run: StudyRun, path: Path) -> bool:
+    """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
+    store = Store(RunDir(path, run.env).checkpoints)
+    if store.is_finished():
+        return True
+    if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
+        require_registered(run.env)  # the study's file names it, not the run's folder
+        prepared = experiment.resume(RunDir.open(path), env_kwargs=run.options.get("env_kwargs"))
+    else:
+        prepared = experiment.prepare(run.experiment(), path)
+    print(f"at step {prepared.model.num_timesteps:,} of {prepared.total:,}")  # noqa: T201  # to the run's log
+    return experiment.train(prepared)
+
+
+def check(runs: list[StudyRun], folder: StudyFolder) -> None:
+    """
+    Find what is wrong with any run before the first one starts. A damaged run is left to its own attempt.
+
+    :raises ValueError: naming the run, for an invalid setting, or one that differs from what the run was begun with
+    """
+    for run in runs:
+        try:
+            experiment.check(run.experiment())
+            _require_same(run, folder)
+        except ValueError as error:
+            raise ValueError(f"{run.setting}, {run.env}: {error}") from error
+
+
+def _require_same(run: StudyRun, folder: StudyFolder) -> None:
+    path = folder.run(run)
+    if not Store(RunDir(path, run.env).checkpoints).holds_any():
+        return
+    try:  # overrides are compared by what they make of the preset
+        experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
+        begun, now = ({**vars(each), "out": "", "overrides": "", **each.hyperparameters()} for each in experiments)
+    except ValueError:
+        return
+    if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
+        difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
+        also = f" and its table {folder.table(run)}" if folder.is_finished(run) else ""
+        raise ValueError(f"{path} was begun with {difference}: take another --out, or remove that folder{also}")

@@ -4,10 +4,9 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -18,8 +17,7 @@ from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
 
 COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
-STROKES = ("solid", "dashed", "dotted", "dashdot")
-"""One for each round of the colors."""
+STROKES = ("solid", "dashed", "dotted", "dashdot")  # one for each round of the colors
 INK, MUTED = "#22262b", "#6b7178"
 STYLE: Any = {
     "text.color": INK, "text.parse_math": False,  # a name with a $ is no formula
@@ -30,16 +28,12 @@ STYLE: Any = {
     "xtick.labelsize": 9, "ytick.labelsize": 9, "xtick.major.size": 3, "ytick.major.size": 0,
     "legend.frameon": False, "legend.fontsize": 9.5,
 }  # fmt: skip
-"""Matplotlib's rcParams."""
-Look = dict[str, Any]
-"""A line's color and style, as matplotlib takes them."""
+Look = dict[str, Any]  # a line's color and style, as matplotlib takes them
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 """The time from which on a unit is used, its seconds, and its name."""
-MOST_POINTS = 50
-"""Points of the interquartile mean, which is bootstrapped anew at each."""
+MOST_POINTS = 50  # of the interquartile mean, which is bootstrapped anew at each
 RESAMPLES = 1000
-CAPTION_LETTERS_PER_INCH = 14
 LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
 """Space for a legend: letters of its size, and how many of them the line and the space of an entry take."""
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
@@ -50,8 +44,7 @@ IQM = (
 )
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A line and the band around it, each ``(points,)``."""
 
     x: np.ndarray
@@ -64,11 +57,8 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
     """
     A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
 
-    For one run the band is the spread over its evaluation episodes (one standard deviation); for several runs it is the 95 %
-    bootstrap interval of the mean over runs. For several environments another panel has the interquartile mean of scores
-    that are scaled from 0 to 1 in each environment.
+    For several environments another panel has the interquartile mean of scores that are scaled from 0 to 1 in each.
 
-    :param scores: of one run or more
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
     :raises ValueError: for another file format, times that are not known, or no run
@@ -81,31 +71,29 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
 
 
 def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
-    """The picture that ``draw`` writes; parameters as there."""
+    """The picture that ``draw`` writes."""
     if not scores:
         raise ValueError("there is no run to draw")
     groups: dict[str, list[Scores]] = {}
     for run in scores:
         groups.setdefault(run.env_id, []).append(run)
     labels = dict.fromkeys(run.label for run in scores)
-    has_iqm = len(groups) > 1 and any(
-        all(label in [run.label for run in runs] for runs in groups.values()) for label in labels
-    )
+    has_iqm = len(groups) > 1 and bool(set.intersection(*({run.label for run in runs} for runs in groups.values())))
     n_panels = len(groups) + has_iqm
     if n_panels == 1:
         rows, columns = 1, len(x)
     else:  # the panels of the second axis are below those of the first
         columns = math.ceil(n_panels / math.ceil(n_panels / 3))
         rows = len(x) * math.ceil(n_panels / columns)
+    strokes_and_colors = cycle(product(STROKES, COLORS))
+    looks: dict[str, Look] = {
+        label: {"color": color, "linestyle": stroke}
+        for label, (stroke, color) in zip(labels, strokes_and_colors, strict=False)
+    }
     with matplotlib.rc_context(STYLE):
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
         picture = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        colors_and_strokes = cycle((color, stroke) for stroke, color in product(STROKES, COLORS))
-        looks = {
-            label: {"color": color, "linestyle": stroke}
-            for label, (color, stroke) in zip(labels, colors_and_strokes, strict=False)
-        }
         notes: list[str] = []
         for block, axis in enumerate(x):
             first = 1 + block * columns * rows // len(x)
@@ -132,7 +120,7 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """
     A small picture of logged values over environment steps.
 
-    :param lines: by name, which is shown if there are several: steps and values, each ``(lines of the log,)``
+    :param lines: by name: steps and values, each ``(lines of the log,)``
     """
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(3.7, 2.2), layout="constrained")
@@ -190,10 +178,7 @@ def _unit(runs: Sequence[Scores], axis: str) -> tuple[float, str]:
 
 
 def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """
-    :return: positions on the axis, mean returns and their spread, where the position is known
-    :raises ValueError: if the run's times are not known
-    """
+    """Positions on the axis, mean returns and their spread, where the position is known."""
     if axis == "steps":
         return run.steps, run.mean, run.spread
     known = np.isfinite(run.seconds)
@@ -217,11 +202,7 @@ def _on_grid(runs: Sequence[Scores], axis: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
-    """
-    The mean over runs of one setting and environment, where all of them have scores.
-
-    :raises ValueError: for several runs without a common range
-    """
+    """The mean over runs of one setting and environment, where all of them have scores."""
     if len(runs) == 1:
         x, mean, spread = _points(runs[0], axis)
         return Curve(x, mean, mean - spread, mean + spread)
@@ -294,6 +275,5 @@ def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look
     columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
-    width = int(picture.get_figwidth() * CAPTION_LETTERS_PER_INCH)
-    caption = "\n".join(textwrap.fill(line, width) for line in (*bands, *notes))
-    picture.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4)
+    caption = "\n".join((*bands, *notes))
+    picture.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4, wrap=True)

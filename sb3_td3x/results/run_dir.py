@@ -15,24 +15,15 @@ from sb3_td3x.common import files
 from sb3_td3x.common.lock import LOCK
 
 ALGORITHM = "td3x"
-SCORES = "scores.csv"
-"""One line per evaluation, for people and tables."""
+ARGUMENTS = "args.yml"  # the command's arguments, in the folder of the settings
+EVALUATIONS = "evaluations.npz"  # what SB3's EvalCallback writes
+SCORES = "scores.csv"  # one line per evaluation, for people and tables
 SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
-ARGUMENTS = "args.yml"
-"""The command's arguments, in the folder of the settings."""
-EVALUATIONS = "evaluations.npz"
-"""What SB3's ``EvalCallback`` writes."""
-PRINTED = "output.log"
-"""What a run of a study prints, attempt by attempt."""
+PRINTED = "output.log"  # what a run of a study prints, attempt by attempt
 
 
 class RunDir:
-    """
-    Paths inside ``<out>/td3x/<env id>_<n>``.
-
-    :param path: the run's folder
-    :param env_id: the environment's registered name; parts of the layout carry it
-    """
+    """Paths inside ``<out>/td3x/<env id>_<n>``; parts of the layout carry the environment's name."""
 
     def __init__(self, path: Path, env_id: str):
         self.path, self.env_id = path, env_id
@@ -52,11 +43,7 @@ class RunDir:
 
     @classmethod
     def create(cls, out: Path, env_id: str) -> "RunDir":
-        """
-        Make a new folder with the next free number; an existing one is never reused.
-
-        :raises OSError: if it cannot be written
-        """
+        """Make a new folder with the next free number; an existing one is never reused."""
         parent = files.make_folder(out / ALGORITHM)
         number = 1 + max((number for number, _ in _numbered(parent, env_id)), default=0)
         while True:  # another run may take the number first
@@ -70,9 +57,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
-        """
-        :raises ValueError: if ``path`` is not the folder of a run
-        """
+        """The run in this folder; ``ValueError`` if it is not that of a run."""
         if not path.exists():
             raise ValueError(f"there is no folder {path}")
         for arguments in sorted(path.glob(f"*/{ARGUMENTS}")):
@@ -81,8 +66,7 @@ class RunDir:
                 raise ValueError(f"{arguments} names no environment")
             if file_name(env_id) == arguments.parent.name:  # not the arguments of a download from the Hub, at its top
                 return cls(path, env_id)
-        children = sorted([*path.glob("*"), *path.glob(f"{ALGORITHM}/*")])
-        runs = [str(child.relative_to(path)) for child in children if cls.is_at(child)]
+        runs = [str(run.relative_to(path)) for run in cls.inside(path)]
         hint = f"; runs in it: {', '.join(runs)}" if runs else f"; its run is {path.parent}" if cls.is_at(path.parent) else ""
         raise ValueError(f"{path} is not a run: it holds no settings (<environment>/{ARGUMENTS}){hint}")
 
@@ -92,17 +76,18 @@ class RunDir:
         return any(path.glob(f"*/{ARGUMENTS}"))
 
     @classmethod
+    def inside(cls, path: Path) -> list[Path]:
+        """The folders of runs in this folder, or in that of ``--out`` or a study."""
+        return sorted(run for parent in (path, path / ALGORITHM, path / "runs") for run in parent.glob("*") if cls.is_at(run))
+
+    @classmethod
     def all(cls, out: Path, env_id: str) -> list["RunDir"]:
         """The runs of an environment, by their numbers."""
         runs = [cls(path, env_id) for _, path in sorted(_numbered(out / ALGORITHM, env_id))]
         return [run for run in runs if run.args_file.is_file()]
 
     def model(self) -> Path:
-        """
-        The model to show: the best of the evaluations, else the last.
-
-        :raises ValueError: if the run has none yet
-        """
+        """The model to show: the best of the evaluations, else the last; ``ValueError`` if the run has none yet."""
         for path in (self.best_model, self.last_model):
             if path.is_file():
                 return path
@@ -110,9 +95,8 @@ class RunDir:
 
     def model_normalization(self) -> Path | None:
         """The statistics that belong to ``model``; ``None`` for a run without normalization."""
-        best = self.model() == self.best_model and self.best_normalization.is_file()
-        path = self.best_normalization if best else self.normalization
-        return path if path.is_file() else None
+        paths = [self.best_normalization, self.normalization] if self.model() == self.best_model else [self.normalization]
+        return next(filter(Path.is_file, paths), None)
 
     def require_no_links(self) -> None:
         """``ValueError`` for a link that leads out of the folder: for runs that are not trusted and about to be written to."""
@@ -179,9 +163,8 @@ class RunDir:
         :raises ValueError: if the run has not been evaluated yet, or its file is damaged
         """
         if not self.evaluations.is_file():
-            every = self.arguments().get("eval_freq")
-            first = f": the first comes after {every} steps" if every else ""
-            raise ValueError(f"{self.path} has no evaluations yet{first}")
+            frequency = self.arguments().get("eval_freq", "eval_freq")
+            raise ValueError(f"{self.path} has no evaluations yet: the first comes after {frequency} steps")
         try:
             arrays = files.read_arrays(self.evaluations)
             steps, results = arrays["timesteps"], arrays["results"]
@@ -225,5 +208,5 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def file_name(env_id: str) -> str:
-    """A namespaced id such as ``ale/Pong`` or ``module:Env`` as one name."""
+    """An id such as ``ale/Pong`` or ``module:Env`` as the name of a file."""
     return re.sub(r"[/:]", "-", env_id)

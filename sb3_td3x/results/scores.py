@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_td3x.common.validation import check_int
-from sb3_td3x.results.run_dir import ALGORITHM, EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
+from sb3_td3x.results.run_dir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
 TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
 """Columns of a study's tables; the table of a single run has only the numbers."""
@@ -22,13 +22,9 @@ class Scores:
     The evaluations of one run; arrays are ``(evaluations,)``, one evaluation at least.
 
     :param label: algorithm and setting: runs that differ in their seed alone share it
-    :param env_id: the environment
-    :param seed: seed of the run; ``None`` where it is not known
-    :param source: where the scores were read
-    :param steps: environment steps
-    :param mean: mean return of the evaluation's episodes
-    :param spread: their standard deviation
-    :param seconds: seconds of training up to the evaluation; NaN where they are not known
+    :param source: the run's folder or the table
+    :param spread: standard deviation of the returns of an evaluation's episodes
+    :param seconds: of training up to the evaluation; NaN where they are not known
     """
 
     label: str
@@ -46,7 +42,6 @@ def read(paths: Iterable[Path]) -> list[Scores]:
     The scores of all runs in some places. A place that is named twice counts once.
 
     :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
-    :raises ValueError: for any other place, one without evaluations, or a table that cannot be read
     """
     sources = {source.resolve(): source for path in paths for source in _sources(path)}
     tables_and_runs = (of_table(path) if path.is_file() else [of_run(RunDir.open(path))] for path in sources.values())
@@ -94,11 +89,8 @@ def _sources(path: Path) -> list[Path]:
         return [path.parent]
     if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
-    runs = [run for run in sorted([*path.glob(f"{ALGORITHM}/*"), *path.glob("runs/*"), *path.glob("*")]) if RunDir.is_at(run)]
-    if evaluated := [run for run in runs if (run / EVALUATIONS).exists()]:
-        return evaluated
-    if runs:
-        raise ValueError(f"no run in {path} has evaluations yet")
+    if runs := RunDir.inside(path):
+        return [run for run in runs if (run / EVALUATIONS).exists()] or runs
     if tables := sorted(path.glob("*.csv")):
         return tables
     raise ValueError(
@@ -109,34 +101,33 @@ def _sources(path: Path) -> list[Path]:
 def of_run(run: RunDir) -> Scores:
     """The scores of a run; ``ValueError`` if it has no evaluations yet."""
     steps, results = run.scores()
-    arguments = run.arguments()
-    setting = arguments.get("setting") or arguments.get("preset")  # rl-zoo3's own runs have none
-    label = _label(str(arguments.get("algo", "")), str(setting or ""))
-    seconds = _seconds(run.path / SCORES, steps)
+    arguments, table = run.arguments(), run.path / SCORES
+    # A run writes its table after the evaluation, so the last line may be missing
+    seconds = {row["timesteps"]: row["wall_seconds"] for row in _rows(table, SCORE_COLUMNS)} if table.exists() else {}
     seed = arguments.get("seed")
-    mean, spread = results.mean(axis=1), results.std(axis=1)
-    return Scores(label, run.env_id, seed if isinstance(seed, int) else None, run.path, steps, mean, spread, seconds)
+    return Scores(
+        label=_label(arguments.get("algo"), arguments.get("setting") or arguments.get("preset")),  # rl-zoo3's runs have none
+        env_id=run.env_id,
+        seed=seed if isinstance(seed, int) else None,
+        source=run.path,
+        steps=steps,
+        mean=results.mean(axis=1),
+        spread=results.std(axis=1),
+        seconds=np.array([seconds.get(float(step), np.nan) for step in steps]),
+    )
 
 
-def _label(algo: str, setting: str) -> str:
-    return " ".join(part for part in (algo.upper(), setting) if part)
-
-
-def _seconds(path: Path, steps: np.ndarray) -> np.ndarray:
-    """In the order of ``steps``. A run writes its table after the evaluation, so the last line may be missing."""
-    rows = _rows(path, ("timesteps", "wall_seconds")) if path.exists() else []
-    known = {row["timesteps"]: row["wall_seconds"] for row in rows}
-    return np.array([known.get(float(step), np.nan) for step in steps])
+def _label(algo: Any, setting: Any) -> str:
+    return f"{str(algo or '').upper()} {setting or ''}".strip()
 
 
 def of_table(path: Path) -> list[Scores]:
     """The runs in a table with the columns ``TABLE_COLUMNS``; ``ValueError`` for another file."""
-    rows = _rows(path, TABLE_COLUMNS)
-    if not rows:
-        raise ValueError(f"{path} has no scores yet")
     runs = defaultdict(list)
-    for row in rows:
+    for row in _rows(path, TABLE_COLUMNS):
         runs[tuple(row[name] for name in TABLE_COLUMNS[:4])].append([row[name] for name in SCORE_COLUMNS])
+    if not runs:
+        raise ValueError(f"{path} has no scores yet")
     return [
         Scores(_label(algo, setting), env_id, seed, path, *np.array(sorted(values, key=lambda row: row[0])).T)
         for (algo, setting, env_id, seed), values in runs.items()
@@ -154,13 +145,16 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
             raise ValueError(str(error)) from error
 
 
-def _rows(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """A table's lines, with numbers as numbers; it must have the columns."""
     try:
         rows = csv_lines(path)
-        if missing := [name for name in columns if rows and name not in rows[0]]:
-            raise ValueError(f"it has no column {missing[0]}")
-        rows = [{**row, **{name: float(row[name]) for name in SCORE_COLUMNS if name in row}} for row in rows]
-        return [{**row, "seed": check_int("seed", float(row["seed"]), minimum=0)} if "seed" in row else row for row in rows]
+        for row in rows:
+            if missing := [name for name in columns if name not in row]:
+                raise ValueError(f"it has no column {missing[0]}")
+            row |= {name: float(row[name]) for name in SCORE_COLUMNS}
+            if "seed" in columns:
+                row["seed"] = check_int("seed", float(row["seed"]), minimum=0)
+        return rows
     except (ValueError, TypeError) as error:  # a line that is cut off has fewer columns
         raise ValueError(f"{path} is no table of scores: {error}") from error

@@ -41,7 +41,7 @@ Function = Callable[[StudyRun], bool]
 Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
 """
 Takes a function, which makes one run and returns whether it is finished, and the runs. Yields an outcome as each run ends. A
-run whose process, environment's process or machine is lost is made again. Closing it stops the runs under way and waits for them.
+run whose process, environment's process or machine is lost is made again. Closed, it stops the runs under way and waits.
 """
 
 

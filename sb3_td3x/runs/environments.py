@@ -113,7 +113,6 @@ def open_env(
     *,
     monitor_folder: Path | None = None,
     render_mode: str | None = None,
-    append: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> VecEnv:
     """
@@ -121,8 +120,7 @@ def open_env(
 
     :param stream: ``TRAINING``, ``EVALUATION`` or ``AFTERWARDS``
     :param entry: hyperparameters in rl-zoo3's keys; ``None`` for one plain environment
-    :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes; ``None`` for no file
-    :param append: continue the Monitor files that are there
+    :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes, or is continued; ``None`` for no file
     """
     entry = entry or {}
     n_envs = entry.get("n_envs", 1)
@@ -142,8 +140,10 @@ def open_env(
                 )
                 env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
             env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
-            file = None if monitor_folder is None else str(monitor_folder / str(index))
-            return ResumableEnv(Monitor(env, file, override_existing=not append))
+            if monitor_folder is None:
+                return ResumableEnv(Monitor(env))
+            file = monitor_folder / f"{index}.{Monitor.EXT}"
+            return ResumableEnv(Monitor(env, str(file), override_existing=not file.exists()))
 
         return make_env
 

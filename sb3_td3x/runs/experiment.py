@@ -228,7 +228,7 @@ def resume(
             )  # fmt: skip
         th.set_num_threads(experiment.threads)
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
-        env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path, append=True)
+        env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=experiment.device)
         if entry["n_timesteps"] != planned:
             folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})

@@ -176,8 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
     layers = tuple(int(part) for part in args.net.split(","))
     case = Case(net_arch=layers, **{field: getattr(args, field) for field in sizes.values()})
     th.set_num_threads(args.threads)
-    ready, taken = bench.take_turns(contenders(case, args.device), args.device, 40, args.seconds, print)
-    rows = [{**row, "share_of_floor": bench.ratio(taken, row["name"], FLOOR)} for row in bench.rows(ready, taken)]
+    taken = bench.take_turns(contenders(case, args.device), args.device, 40, args.seconds, print)
+    rows = [{**row, "share_of_floor": bench.ratio(taken, row["name"], FLOOR)} for row in bench.rows(taken)]
     for row in rows:
         print(f"{row['name']}: {row['ms']:.2f} ms, times SB3 {row['times_sb3']:.2f}, of floor {row['share_of_floor']:.0%}")
     if args.out is not None:

@@ -199,12 +199,12 @@ def bench(
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}")
     updates = measuring.contenders(case, device, console.print)
     per_turn, seconds = (10, 20.0) if quick else (40, 120.0)
-    ready, taken = measuring.take_turns(updates, device, per_turn, seconds, console.print)
+    taken = measuring.take_turns(updates, device, per_turn, seconds, console.print)
     table = Table(box=None, header_style="bold")
     table.add_column("one update")  # in a narrow terminal names are broken, numbers are not
     for heading in ("ms", "fastest", "slowest", "times SB3"):
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
-    for row in measuring.rows(ready, taken):
+    for row in measuring.rows(taken):
         table.add_row(row["name"], *(f"{row[key]:.2f}" for key in ("ms", "fastest", "slowest", "times_sb3")))
     console.print(table)
 

@@ -81,22 +81,21 @@ def contenders(
 
 def take_turns(
     updates: Mapping[str, Callable[[], None]], device: str, per_turn: int, seconds: float, announce: Callable[[str], None]
-) -> tuple[dict[str, float], dict[str, list[float]]]:
+) -> dict[str, list[float]]:
     """
-    :param updates: from ``contenders``
+    Milliseconds per update of each contender, one number per turn.
+
     :param per_turn: updates in one turn
     :param seconds: within which the turns end, 11 of each contender at most and one at least
-    :return: seconds until the first updates were made, compiling included, and milliseconds per update, one number per turn
     """
     begin = time.perf_counter()
-    ready: dict[str, float] = {}
     taken: dict[str, list[float]] = {name: [] for name in updates}
     for name, update in updates.items():
         is_compiled = "compiled" in name
         if is_compiled:
             announce(f"{name}: compiling two programs, 10 to 60 s with an empty cache ...")
-        ready[name] = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
-        compiled = f"compiled in {ready[name]:.1f} s, " if is_compiled else ""
+        first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
+        compiled = f"compiled in {first:.1f} s, " if is_compiled else ""
         announce(f"{name}: {compiled}{_milliseconds(update, 10, device):.2f} ms per update")
     for _ in range(11):
         turn_begin = time.perf_counter()
@@ -105,15 +104,15 @@ def take_turns(
         now = time.perf_counter()
         if now - begin + (now - turn_begin) > seconds:
             break
-    return ready, taken
+    return taken
 
 
-def rows(ready: Mapping[str, float], taken: Mapping[str, list[float]]) -> list[dict[str, Any]]:
-    """Of each contender: median, fastest and slowest turn in milliseconds, ratio to SB3's, seconds until it was ready."""
+def rows(taken: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """Of each contender: median, fastest and slowest turn in milliseconds, and ratio to SB3's."""
     return [
         {
             "name": name, "ms": round(median(turns), 3), "fastest": round(min(turns), 3), "slowest": round(max(turns), 3),
-            "times_sb3": ratio(taken, name, BASELINE), "ready_s": round(ready[name], 1),
+            "times_sb3": ratio(taken, name, BASELINE),
         }
         for name, turns in taken.items()
     ]  # fmt: skip

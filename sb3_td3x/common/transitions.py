@@ -7,17 +7,13 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
-from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import NonFiniteError
-
-# The classes that are chosen if the user names none; SB3 chooses all but the last
-AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
 
 MAX_REWARD = 1e15
 """Values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32."""

@@ -20,12 +20,14 @@ from types import NoneType
 from typing import Any, BinaryIO
 
 import torch as th
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.common import files, validation
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
@@ -35,6 +37,9 @@ FORMAT_VERSION = 1
 
 SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None}
 """The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
+
+AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
+"""The replay buffers that are chosen if the user names none."""
 
 TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
 MAX_RATIO = 20
@@ -294,11 +299,12 @@ def _zip_of_names(file: ModelFile, attributes: dict[str, Any]) -> bytes:
 def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """The attributes to change, with those that follow from them and from what the file has or lacks."""
     changes = {name: value for name, value in changes.items() if name not in ("learning_starts", "stats_window_size")}
-    if "replay_buffer_class" in changes:
-        changes["_replay_buffer_is_automatic"] = changes["replay_buffer_class"] is None
-    else:
-        unless_saved = True if {"n_steps", "prioritization"} & changes.keys() else None
-        changes.setdefault("_replay_buffer_is_automatic", saved.get("_replay_buffer_is_automatic", unless_saved))
+    buffer_class, buffer_kwargs = saved.get("replay_buffer_class"), saved.get("replay_buffer_kwargs") or {}
+    has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1)
+    if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and "replay_buffer_class" not in changes:
+        # SB3 saves its choice, with two arguments that follow from the settings: choose again, by the changed settings
+        others = {name: value for name, value in buffer_kwargs.items() if name not in ("n_steps", "gamma")}
+        changes = {"replay_buffer_class": None, "replay_buffer_kwargs": others, **changes}
     if "replay_buffer_kwargs" in changes:
         changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
     if changes.get("n_quantiles") == validation.AUTO:

@@ -130,7 +130,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
-    _replay_buffer_is_automatic: bool | None = False  # `None` for a file of SB3, which does not say
     _checked_settings: list[Any] | None = None  # at the last check; `None` before the model is built
     _is_refilling = False  # while the replay buffer holds too little to train on
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
@@ -291,18 +290,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
         self._check_settings()
         transitions.require_known_goals(self.replay_buffer_kwargs)
-        # An automatic choice is repeated, so that `load(path, n_steps=1)` takes effect
-        is_automatic = self._replay_buffer_is_automatic
-        if is_automatic is None:  # SB3 writes the model's `n_steps` into the arguments of a buffer that it has chosen
-            is_automatic = self.replay_buffer_class is NStepReplayBuffer and (
-                self.replay_buffer_kwargs.get("n_steps") == self.n_steps > 1
-            )
-        if is_automatic and self.replay_buffer_class in transitions.AUTOMATIC_CLASSES:
-            self.replay_buffer_class = None
-            self.replay_buffer_kwargs = {
-                name: value for name, value in self.replay_buffer_kwargs.items() if name not in ("n_steps", "gamma")
-            }
-        self._replay_buffer_is_automatic = self.replay_buffer_class is None
         self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
     def _check_settings(self) -> None:

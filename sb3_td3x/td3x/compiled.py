@@ -35,8 +35,6 @@ _COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
 _OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,  # the calls between the kernels are compiled too
     "compile_threads": 1,  # no pool of processes
-    # Numbers that many elements share are computed once, before the loop over the elements
-    "realize_opcount_threshold": 1,
     "cpp.vec_isa_ok": True,  # the processor says what it has; six test programs would take longer than the update's
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,

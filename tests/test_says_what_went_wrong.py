@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -14,6 +15,28 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X
 from tests.tools import LineEnv, largest_difference, model, weights
+
+
+class TestLoadOnAnObject:
+    def test_of_a_model_or_a_policy_warns_that_it_is_not_changed(self, trained, tmp_path):
+        trained.save(tmp_path / "model")
+        with pytest.warns(UserWarning, match="load returns a new TD3X and does not change this one"):
+            loaded = model(seed=1).load(tmp_path / "model")
+        assert largest_difference(weights(loaded), weights(trained)) == 0
+        trained.policy.save(tmp_path / "policy")
+        with pytest.warns(UserWarning, match="load returns a new TD3XPolicy"):
+            trained.policy.load(tmp_path / "policy")
+
+    @pytest.mark.filterwarnings("error")
+    def test_of_the_class_does_not(self, trained, tmp_path):
+        trained.save(tmp_path / "model")
+        TD3X.load(tmp_path / "model")
+        type(trained).load(tmp_path / "model")
+
+
+def test_a_vector_environment_of_gymnasium_is_told_to_be_one_of_sb3s():
+    with pytest.raises(ValueError, match=r"vector environment of Gymnasium \(gym.make_vec\).*make_vec_env"):
+        TD3X("MlpPolicy", gym.make_vec("Pendulum-v1", num_envs=2))
 
 
 class Returns(BaseCallback):

@@ -296,8 +296,10 @@ class Unpickler(_PythonUnpickler):
 
 
 def _is_key(key: Any) -> bool:
-    """Whether a dict may have this key. Hashing a tuple in a tuple in a tuple would overflow the stack of C."""
-    return all(map(_is_key, key)) if type(key) is tuple else type(key) in (str, bytes, bool, int, float, NoneType)
+    """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < 2**63)
 
 
 def _build_object(target: Any, state: Any) -> None:

@@ -5,7 +5,8 @@ The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0
 """
 
 import inspect
-from typing import Any, ClassVar, TypeVar
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
@@ -39,6 +40,20 @@ WITHOUT_MODES = {
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
 }  # fmt: skip
+
+
+if TYPE_CHECKING:
+    class_load = classmethod
+else:
+
+    class class_load(classmethod):
+        """A class method that warns when it is called on an object, which it does not change."""
+
+        def __get__(self, instance, owner=None):
+            if instance is not None:
+                name = type(instance).__name__
+                warnings.warn(f"load returns a new {name} and does not change this one: use what it returns", stacklevel=2)
+            return super().__get__(instance, owner)
 
 
 class TD3XPolicy(sb3.TD3Policy):
@@ -155,7 +170,7 @@ class TD3XPolicy(sb3.TD3Policy):
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
 
-    @classmethod
+    @class_load
     def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
         """
         Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
+import gymnasium as gym
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
@@ -268,6 +269,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
             validation.check_not_negative("action_noise", noise)
         self.__dict__["action_noise"] = noise
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ValueError(
+                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec); SB3 has its own: use "
+                "stable_baselines3.common.env_util.make_vec_env(name, n_envs=...)"
+            )
+        return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     @_torch_settings()
     def _setup_model(self) -> None:
@@ -539,7 +549,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         policy_class = policies.class_for_sb3(self.policy_class, self.policy_kwargs, self.n_quantiles)
         model_zip.save(super().save, self, policy_class, path, exclude, include)
 
-    @classmethod
+    @policies.class_load
     def load(
         cls: type[SelfTD3X],
         path: str | pathlib.Path | io.BufferedIOBase,

@@ -15,7 +15,7 @@ from sb3_td3x.runs import bench
 from sb3_td3x.td3x import compiled, precision
 
 SMALL = bench.Case(batch_size=4, net_arch=(8, 6), observations=3, actions=2, buffer_size=50)
-OPTIONS = ["--batch", "4", "--net", "8,6", "--observations", "3", "--actions", "2"]
+OPTIONS = ["--batch", "4", "--net", "8,6"]
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_the_command_prints_a_table():
 
 def test_the_script_measures_every_contender_and_writes_the_figures(contenders, tmp_path, capsys):
     out = tmp_path / "new" / "speed.json"
-    contenders.main([*OPTIONS, "--buffer", "50", "--seconds", "0", "--out", str(out)])
+    contenders.main([*OPTIONS, "--observations", "3", "--actions", "2", "--buffer", "50", "--seconds", "0", "--out", str(out)])
     figures = json.loads(out.read_text())
     assert figures["case"] == {**vars(SMALL), "net_arch": [8, 6]}
     names = {bench.BASELINE, "TD3X plain", "sb3-contrib TQC", contenders.EAGER, contenders.FLOOR}

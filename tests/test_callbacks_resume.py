@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import (
-    BaseCallback,
     CallbackList,
     ConvertCallback,
     EvalCallback,
@@ -139,19 +138,6 @@ def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tm
     learned = model(seeded()).learn(40, [*callbacks, TD3XCheckpointCallback(20, tmp_path)])
     assert learned.num_timesteps == 40
     assert saved_steps(tmp_path) == [20, 40]
-
-
-def test_one_that_only_shows_may_come_and_go(tmp_path):
-    class Shows(BaseCallback):
-        resumable, only_shows, score = ("score",), True, 0
-
-        def _on_step(self):
-            return True
-
-    for steps, callbacks in ((40, [Shows()]), (80, []), (120, [Shows()])):
-        learner = resume_run(tmp_path, seeded()) if steps > 40 else model(seeded())
-        learner.learn(steps, [*callbacks, TD3XCheckpointCallback(20, tmp_path)], resume=steps > 40)
-    assert [resumption["not_restored"] for resumption in learner.resumptions] == [[], []]
 
 
 def test_tensorboard_drops_what_a_lost_process_wrote(tmp_path):

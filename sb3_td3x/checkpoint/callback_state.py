@@ -130,6 +130,5 @@ def _names(callback: BaseCallback) -> list[str]:
 
 
 def _matters(callback: BaseCallback) -> bool:
-    """Whether the run differs without its state: it has more than its count of calls, and does not only save or show."""
-    only_shows = getattr(callback, "only_shows", False)
-    return len(_names(callback)) > 1 and not only_shows and not isinstance(callback, sb3.CheckpointCallback)
+    """Whether the run differs without its state: it has more than its count of calls, and does not only save."""
+    return len(_names(callback)) > 1 and not isinstance(callback, sb3.CheckpointCallback)

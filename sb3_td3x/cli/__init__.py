@@ -3,8 +3,6 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,23 +19,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train")(train.command)
+app.command("study")(study.command)
+app.command("eval")(commands.evaluate)
+for _command in (
+    commands.enjoy, commands.plot, commands.report, commands.export, commands.push, commands.pull, commands.bench,
+):  # fmt: skip
+    app.command()(_command)
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
         print(__version__)  # noqa: T201
         raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
-) -> None: ...
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"train": train.command, "study": study.command, **commands.COMMANDS}
-for _name, _function in COMMANDS.items():
-    app.command(_name)(_function)
 
 
 def main() -> None:
@@ -50,32 +45,26 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        is_known = _can_be_fixed(error)
-        if not is_known or os.environ.get("TD3X_DEBUG"):
+        can_be_fixed = _can_be_fixed(error)
+        if not can_be_fixed or os.environ.get("TD3X_DEBUG"):
             print(escaped(traceback.format_exc()), file=sys.stderr)  # noqa: T201
-        sys.exit(fail(error) if is_known else 3)
+        if can_be_fixed:
+            print(escaped("error: " + " ".join(str(error).split())), file=sys.stderr)  # noqa: T201
+        sys.exit(2 if can_be_fixed else 3)
 
 
 def _can_be_fixed(error: Exception) -> bool:
-    """Whether the user can: bad input, too little memory, a folder that is not writable, a missing simulator."""
-    gymnasium = sys.modules.get("gymnasium")  # only a command that made an environment has loaded it
-    if isinstance(error, MemoryError) or (gymnasium and isinstance(error, gymnasium.error.DependencyNotInstalled)):
+    """
+    Whether the user can: bad input, too little memory, a folder that is not writable, a missing simulator.
+
+    An error that the code of an environment raised is a bug of it, whatever its class; errors of wrappers are about input and
+    files, as a library's are.
+    """
+    import gymnasium as gym  # here, because `td3x --help` needs none of it
+
+    if isinstance(error, (MemoryError, gym.error.DependencyNotInstalled)):
         return True
-    return isinstance(error, (ValueError, OSError)) and not (gymnasium and _is_of(gymnasium.Env, error))
-
-
-def _is_of(env_class: type, error: Exception) -> bool:
-    """Whether an environment's own code raised an error; errors of wrappers are about input and files, as a library's are."""
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    environments = [caller for caller in callers if isinstance(caller, env_class)]
-    return bool(environments) and not type(environments[-1]).__module__.startswith(LIBRARIES_OF_WRAPPERS)
-
-
-def fail(error: Exception) -> int:
-    """Print an error as one line; return the exit code."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
-        path = Path(error.filename)  # a hidden file is a temporary one of ours
-        text = f"{path.parent if path.name.startswith('.') else path} cannot be read or written: {error.strerror}"
-    print(escaped("error: " + " ".join(text.split())), file=sys.stderr)  # noqa: T201
-    return 2
+    environments = [type(caller).__module__ for caller in callers if isinstance(caller, gym.Env)]
+    is_of_environment = bool(environments) and not environments[-1].startswith(LIBRARIES_OF_WRAPPERS)
+    return isinstance(error, (ValueError, OSError)) and not is_of_environment

@@ -1,48 +1,37 @@
-"""The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, push; and ``pull`` and ``bench``."""
+"""
+The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, push; and ``pull`` and ``bench``.
 
-from collections.abc import Callable
-from enum import Enum
+They import what needs torch after they have opened the run's folder, so that an error appears at once.
+"""
+
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole
-
-if TYPE_CHECKING:
-    from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.common import files
+from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.results.scores import score_text
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code that the run's files may hold.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines the episodes; training used other ones.")]
-
-
-class XAxis(str, Enum):
-    steps = "steps"
-    time = "time"
-    both = "both"
-
-
-def _opened(run: Path) -> "RunDir":
-    """Open a run's folder before torch is imported, so that an error appears at once."""
-    from sb3_td3x.results.run_dir import RunDir
-
-    return RunDir.open(run)
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 def evaluate(
     run: RunFolder,
     episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 10,
     seed: Seed = 1_000,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     trust: Trust = False,
 ) -> None:
     """Evaluate a run's best model on fresh episodes, without noise."""
-    folder = _opened(run)
-    from sb3_td3x.results.scores import score_text
+    folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
     returns = play.evaluate(folder, episodes, seed, device, trust)
@@ -61,8 +50,7 @@ def enjoy(
     trust: Trust = False,
 ) -> None:
     """Watch a run's best model, in a window or as a video."""
-    folder = _opened(run)
-    from sb3_td3x.results.scores import score_text
+    folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
     console = PlainConsole()
@@ -70,29 +58,25 @@ def enjoy(
         for score in play.evaluate(folder, episodes, seed, "cpu", trust, render_mode="human"):
             console.print(f"return {score_text(score)}")
         return
-    out = video or folder.video
     if video is None:
         console.print("there is no display: making a video")
+    out = video or folder.video
     with console.status("recording"):
         recorded = play.record_video(folder, out, seed, trust=trust)
     console.print(f"{out} ({recorded})")
 
 
 def plot(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS", help="Folders of runs or studies, or tables of scores (.csv).")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Folders of runs or studies, or tables of scores.")],
     out: Annotated[Path, typer.Option(help="Picture to write (.png, .svg or .pdf).")] = Path("curve.png"),
-    x: Annotated[
-        XAxis, typer.Option(help="Draw over environment steps, wall-clock time, or both side by side.")
-    ] = XAxis.steps,
+    x: Annotated[Literal["steps", "time", "both"], typer.Option(help="Over steps, wall-clock time, or both.")] = "steps",
 ) -> None:
     """Plot learning curves, with intervals over seeds."""
     if find_spec("matplotlib") is None:
         raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
     from sb3_td3x.results import plots, scores
 
-    plots.draw(scores.read(runs), out, ("steps", "time") if x is XAxis.both else (x.value,))
+    plots.draw(scores.read(runs), out, ("steps", "time") if x == "both" else (x,))
     PlainConsole().print(str(out))
 
 
@@ -101,7 +85,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
 ) -> None:
     """Write one HTML page about a run, finished or not."""
-    folder = _opened(run)
+    folder = RunDir.open(run)
     from sb3_td3x.publish import report
 
     page = out or folder.report
@@ -115,9 +99,7 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Export a run's best model, with its normalization, to ONNX."""
-    from sb3_td3x.common import files
-
-    folder = _opened(run)
+    folder = RunDir.open(run)
     out = onnx or folder.model().with_suffix(".onnx")
     if out.suffix != ".onnx":
         raise ValueError(f"a graph is written as .onnx, not as {out.name}")
@@ -142,7 +124,7 @@ def push(
     trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,
 ) -> None:
     """Evaluate a run's best model and upload it to the Hugging Face Hub."""
-    console, folder = PlainConsole(), _opened(run)
+    console, folder = PlainConsole(), RunDir.open(run)
     from sb3_td3x.publish import hub
 
     with TemporaryDirectory() as temporary:
@@ -172,11 +154,9 @@ def pull(
 def bench(
     batch: Annotated[int, typer.Option(min=1, help="Transitions per update.")] = 256,
     net: Annotated[str, typer.Option(help="Hidden layers.")] = "400,300",
-    observations: Annotated[int, typer.Option(min=1, help="Numbers in an observation.")] = 22,
-    actions: Annotated[int, typer.Option(min=1, help="Numbers in an action.")] = 6,
     quantiles: Annotated[int, typer.Option(min=1, help="Also measure critics with this number of quantiles.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds instead of two minutes at most.")] = False,
 ) -> None:
     """Measure updates: TD3X's paths compared with SB3's TD3 at equal settings, in two minutes at most."""
@@ -191,9 +171,7 @@ def bench(
 
     require_device(device)
     device = get_device(device).type
-    case = measuring.Case(
-        batch_size=batch, observations=observations, actions=actions, net_arch=tuple(map(int, layers)), n_quantiles=quantiles,
-    )  # fmt: skip
+    case = measuring.Case(batch, tuple(map(int, layers)), n_quantiles=quantiles)
     th.set_num_threads(threads)
     console = PlainConsole()
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}")
@@ -207,9 +185,3 @@ def bench(
     for row in measuring.rows(taken):
         table.add_row(row["name"], *(f"{row[key]:.2f}" for key in ("ms", "fastest", "slowest", "times_sb3")))
     console.print(table)
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "eval": evaluate, "enjoy": enjoy, "plot": plot, "report": report, "export": export, "push": push, "pull": pull,
-    "bench": bench,
-}  # fmt: skip

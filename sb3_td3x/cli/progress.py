@@ -10,11 +10,23 @@ from stable_baselines3.common.logger import KVWriter, SeqWriter
 from stable_baselines3.common.utils import safe_mean
 
 from sb3_td3x.cli.console import PlainConsole
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import duration_text, score_text
 from sb3_td3x.runs.experiment import Run
 
 LIFE_SECONDS = 30
-"""Without a terminal, a line says at least this often how far the run is."""
+"""Without a bar, a line says at least this often how far the run is."""
+
+
+def scores_text(folder: RunDir) -> str:
+    """The last and the best score of a run so far."""
+    try:
+        steps, results = folder.scores()
+    except ValueError:
+        return "no score yet"
+    means = results.mean(axis=1)
+    best = means.argmax()
+    return f"score {score_text(means[-1])}, best {score_text(means[best])} at {steps[best]:,} steps"
 
 
 class Messages(SeqWriter):
@@ -47,74 +59,59 @@ class Wandb(KVWriter):
 
 
 class ShowProgress(BaseCallback):
-    """
-    Steps, rate, time left and last score: a bar on a terminal, lines elsewhere.
+    """Shows steps, rate, time left and scores: as a bar, or as lines where there is none."""
 
-    :param console: where to show them
-    :param total: environment steps of the run
-    :param bar: whether to show the bar
-    """
+    resumable = ()  # a checkpoint keeps nothing of it
 
-    resumable = ("score",)
-    only_shows = True
-
-    def __init__(self, console: PlainConsole, total: int, bar: bool):
+    def __init__(self, console: PlainConsole, run: Run, has_bar: bool):
         super().__init__()
-        self.console, self.total = console, total
-        self.score, self.started, self.steps_before = "none yet", time.perf_counter(), 0
+        self.console, self.run, self.has_bar = console, run, has_bar
         self.bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=12),
             TextColumn("{task.fields[rate]:.0f} steps/s, left"),
             TimeRemainingColumn(),
-            TextColumn("score {task.fields[score]}"),
+            TextColumn("{task.fields[scores]}"),
             console=console,
-            disable=not bar,
+            disable=not has_bar,
             speed_estimate_period=120,
         )
-        self.task = self.bar.add_task("train", total=total, rate=0.0, score=self.score)
+        self.task = self.bar.add_task("train", total=run.total, rate=0.0, scores=scores_text(run.folder))
         self.ended = threading.Event()
 
     def __enter__(self) -> "ShowProgress":
         self.bar.start()
-        if not self.console.is_terminal:
+        if not self.has_bar:
             threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.ended.set()
-        if self.n_calls:
-            self._update_bar()
         self.bar.stop()
 
     def _show_life(self) -> None:
         """In a thread of its own, because compiling and evaluations may take longer than the time between two lines."""
+        model = self.run.model
         while not self.ended.wait(LIFE_SECONDS):
-            if not hasattr(self, "model"):
-                continue
-            steps, rate = self.model.num_timesteps, self._rate()
-            returns = [episode["r"] for episode in list(self.model.ep_info_buffer or ())]
+            steps, rate = model.num_timesteps, self._rate()
+            returns = [episode["r"] for episode in list(model.ep_info_buffer or ())]
             score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            left = f"{duration_text((self.total - steps) / rate)} left" if rate else "time left unknown"
+            left = f"{duration_text((self.run.total - steps) / rate)} left" if rate else "time left unknown"
             self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
 
-    def _on_training_start(self) -> None:
-        self.started, self.steps_before = time.perf_counter(), self.num_timesteps  # of a resumed run
-
     def _on_step(self) -> bool:
-        if not self.bar.disable:
-            self._update_bar()  # rich draws ten times a second, however often it is updated
+        if self.has_bar:  # rich draws ten times a second, however often it is updated
+            self.bar.update(self.task, completed=self.num_timesteps, rate=self._rate())
         return True
 
-    def _update_bar(self) -> None:
-        done = min(self.num_timesteps, self.total)
-        self.bar.update(self.task, completed=done, rate=self._rate(), score=self.score)
+    def show_evaluation(self, evaluation: EvalCallback) -> None:
+        scores = scores_text(self.run.folder)
+        self.bar.update(self.task, scores=scores)
+        if not self.has_bar:
+            self.console.print(f"{evaluation.num_timesteps:>9,} steps  {scores}  {self._rate():.0f} steps/s")
 
     def _rate(self) -> float:
-        """Steps per second since this process began."""
-        return (self.model.num_timesteps - self.steps_before) / max(time.perf_counter() - self.started, 1e-9)
-
-    def show_evaluation(self, evaluation: EvalCallback) -> None:
-        self.score = f"{score_text(evaluation.last_mean_reward)}, best {score_text(evaluation.best_mean_reward)}"
-        if not self.console.is_terminal:
-            self.console.print(f"{evaluation.num_timesteps:>9,} steps  score {self.score}  {self._rate():.0f} steps/s")
+        """Steps per second of this process, as SB3's ``time/fps``."""
+        model = self.run.model
+        seconds = (time.time_ns() - model.start_time) / 1e9
+        return (model.num_timesteps - model._num_timesteps_at_start) / max(seconds, 1e-9)

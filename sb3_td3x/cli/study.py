@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole, escaped
+from sb3_td3x.results.scores import score_text
 
 if TYPE_CHECKING:
     from sb3_td3x.runs.runners import Outcome
@@ -93,12 +94,7 @@ def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
 
 
 class RunsTable:
-    """
-    The progress of a study's runs.
-
-    :param runs: all runs of the study
-    :param folder: the study's folder, which the progress is read from
-    """
+    """The progress of a study's runs, read from its folder."""
 
     def __init__(self, runs: "list[StudyRun]", folder: "StudyFolder"):
         self.runs, self.folder = runs, folder
@@ -121,16 +117,12 @@ class RunsTable:
 
     def line(self, outcome: "Outcome") -> str:
         """One run's outcome in words."""
-        from sb3_td3x.results.scores import score_text
-
         current = self.progress(outcome.run)
         score = "no score yet" if current.score is None else f"score {score_text(current.score)}"
         return f"{outcome.run.name}: {current.state} at {current.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
 
     def render(self) -> Table:
         """The table, with running runs first: a study may have more runs than a terminal has lines."""
-        from sb3_td3x.results.scores import score_text
-
         states = {run: self.progress(run) for run in self.runs}
         counts = Counter(current.state for current in states.values())
         title = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])

@@ -4,6 +4,7 @@ The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, pu
 They import what needs torch after they have opened the run's folder, so that an error appears at once.
 """
 
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,11 +107,8 @@ def export(
     files.require_writable(out)
     from sb3_td3x.runs import play
 
-    env = play.open_evaluation_env(folder, seed=0, trust=trust)
-    try:
+    with closing(play.open_evaluation_env(folder, seed=0, trust=trust)) as env:
         play.load_model(folder, env, "cpu", trust).export_onnx(out)
-    finally:
-        env.close()
     PlainConsole().print(str(out))
 
 
@@ -184,4 +182,4 @@ def bench(
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for row in measuring.rows(taken):
         table.add_row(row["name"], *(f"{row[key]:.2f}" for key in ("ms", "fastest", "slowest", "times_sb3")))
-    console.print(table)
+    console.print(table, soft_wrap=False)

@@ -4,18 +4,16 @@ import re
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 
 class PlainConsole(Console):
     """Prints text as it is: no markup, emoji codes or wrapping, and control characters (but not newlines) escaped."""
 
     def __init__(self, **kwargs: Any):
-        super().__init__(highlight=False, markup=False, emoji=False, **kwargs)
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, **kwargs)
 
     def print(self, *objects: Any, **kwargs: Any) -> None:
-        has_table = any(isinstance(thing, Table) for thing in objects)
-        super().print(*map(escaped, objects), **{"soft_wrap": not has_table, **kwargs})
+        super().print(*map(escaped, objects), **kwargs)
 
 
 def escaped(text: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import zipfile
+from contextlib import closing
 from datetime import datetime, timezone
 from importlib.resources import files as package_files
 from importlib.util import find_spec
@@ -76,13 +77,11 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
 
 
 def _loads_without_trust(run: RunDir) -> bool:
-    env = play.open_evaluation_env(run, seed=0, trust=True)  # hindsight replay needs one
-    try:
-        return bool(play.load_model(run, env, "cpu"))
-    except UntrustedModelError:
-        return False
-    finally:
-        env.close()
+    with closing(play.open_evaluation_env(run, seed=0, trust=True)) as env:  # hindsight replay needs one
+        try:
+            return bool(play.load_model(run, env, "cpu"))
+        except UntrustedModelError:
+            return False
 
 
 def upload(folder: Path, repo_id: str, private: bool = False) -> str:

@@ -170,9 +170,7 @@ class TestBuffers:
             algorithm.load_replay_buffer(tmp_path / "buffer")
         algorithm.load_replay_buffer(tmp_path / "buffer", trust=True)
 
-    @pytest.mark.parametrize(
-        "change", [{"pos": 10**6}, {"rewards": np.zeros((3, 1))}, {"full": 2}, {"n_envs": "1"}, {"sample": 1}]
-    )
+    @pytest.mark.parametrize("change", [{"pos": 10**6}, {"rewards": np.zeros((3, 1))}, {"n_envs": "1"}, {"sample": 1}])
     def test_one_that_contradicts_itself_is_refused_and_the_old_one_kept(self, change, tmp_path):
         algorithm = model().learn(20)
         before = algorithm.replay_buffer

@@ -23,12 +23,9 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
-from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
+from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.errors import ModelFileError
@@ -51,54 +48,37 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Classes that a pickle may name, by the module that offers them. SB3 may call them: that only builds layers or optimizers."""
 
-_NUMBER: tuple[type, ...] = (int, float, np.number)
-_ARRAY: tuple[type, ...] = (*_NUMBER, list, np.ndarray)
-_NOISE: dict[str, tuple[type, ...]] = {"_mu": _ARRAY, "_sigma": _ARRAY, "_dtype": (type, np.dtype)}
-_SPACE: dict[str, tuple[type, ...]] = {
-    "_shape": (tuple, NoneType), "dtype": (np.dtype, NoneType), "_np_random": (np.random.Generator, NoneType),
-}  # fmt: skip
-_BUFFER: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("buffer_size", "n_envs", "pos", "action_dim"), (int,)), "full": (bool,),
-    **dict.fromkeys(("observation_space", "action_space"), (spaces.Space,)),
-}  # fmt: skip
-OBJECTS: dict[str, dict[str, dict[str, tuple[type, ...]]]] = {
+_NOISE = ("_mu", "_sigma", "_dtype")
+_SPACE = ("_shape", "dtype", "_np_random")
+_BUFFER = ("buffer_size", "n_envs", "pos", "full", "action_dim", "observation_space", "action_space")
+OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "gymnasium.spaces": {
-        "Box": {**_SPACE, "low": (np.ndarray,), "high": (np.ndarray,)},
-        "Discrete": {**_SPACE, "n": (int, np.integer)},
-        "MultiDiscrete": {**_SPACE, "nvec": (np.ndarray,)},
-        "MultiBinary": {**_SPACE, "n": (int, np.integer, tuple, np.ndarray)},
-        "Dict": {**_SPACE, "spaces": (dict,)},
-        "Tuple": {**_SPACE, "spaces": (tuple,)},
+        "Box": (*_SPACE, "low", "high"), "Discrete": (*_SPACE, "n"), "MultiDiscrete": (*_SPACE, "nvec"),
+        "MultiBinary": (*_SPACE, "n"), "Dict": (*_SPACE, "spaces"), "Tuple": (*_SPACE, "spaces"),
     },
     "stable_baselines3.common.buffers": dict.fromkeys(("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"), _BUFFER),
     "stable_baselines3.her.her_replay_buffer": {"HerReplayBuffer": _BUFFER},
     "stable_baselines3.common.noise": {
         "NormalActionNoise": _NOISE,
-        "OrnsteinUhlenbeckActionNoise": {
-            **_NOISE, "_theta": _ARRAY, "_dt": _ARRAY, "noise_prev": _ARRAY, "initial_noise": (*_ARRAY, NoneType),
-        },
-        "VectorizedActionNoise": {"n_envs": (int,), "_base_noise": (ActionNoise,), "_noises": (list,)},
+        "OrnsteinUhlenbeckActionNoise": (*_NOISE, "_theta", "_dt", "noise_prev", "initial_noise"),
+        "VectorizedActionNoise": ("n_envs", "_base_noise", "_noises"),
     },
-    "stable_baselines3.common.running_mean_std": {
-        "RunningMeanStd": {"mean": (np.ndarray, np.number), "var": (np.ndarray, np.number), "count": _NUMBER},
-    },
+    "stable_baselines3.common.running_mean_std": {"RunningMeanStd": ("mean", "var", "count")},
     "stable_baselines3.common.utils": {
-        "ConstantSchedule": {"val": _NUMBER},
-        "LinearSchedule": {"start": _NUMBER, "end": _NUMBER, "end_fraction": _NUMBER},
-        "FloatSchedule": {"value_schedule": (ConstantSchedule, LinearSchedule)},
+        "ConstantSchedule": ("val",), "FloatSchedule": ("value_schedule",), "LinearSchedule": ("start", "end", "end_fraction"),
     },
     "stable_baselines3.common.vec_env": {
-        "VecNormalize": {
-            **dict.fromkeys(("clip_obs", "clip_reward", "gamma", "epsilon"), _NUMBER), "ret_rms": (RunningMeanStd,),
-            **dict.fromkeys(("norm_obs", "norm_reward", "training"), (bool,)), "observation_space": (spaces.Space,),
-        },
+        "VecNormalize": (
+            "observation_space", "ret_rms", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon",
+            "training",
+        ),
     },
     "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": _BUFFER},
     "sb3_td3x.td3x.exploration": {"ScalarActionNoise": _NOISE},
 }  # fmt: skip
 """
-Classes whose objects a pickle may create, by module, with the types of the attributes that each object must have. Others may
-be there too, such as those of older versions, but none that would replace a method.
+Classes whose objects a pickle may create, by module, with the attributes that each object must have. Others may be there too,
+such as those of older versions, but none that would replace a method.
 A new schedule or noise class that is to load without trust gets one line here.
 """
 
@@ -310,9 +290,8 @@ def _build_object(target: Any, state: Any) -> None:
     for name in state:
         if type(name) is not str or name.startswith("__") or callable(getattr(type(target), name, None)):
             raise NotAllowed(f"the attribute {name!r} of {described(target)}")
-    for name, types in _created()[type(target)].items():
-        if not isinstance(state.get(name), types):
-            raise ModelFileError(f"{name} of a {type(target).__name__} is {described(state.get(name))}")
+    if missing := [name for name in _created()[type(target)] if name not in state]:
+        raise ModelFileError(f"a {type(target).__name__} lacks {missing[0]}")
     if hasattr(type(target), "__setstate__"):
         target.__setstate__(state)
     else:
@@ -433,6 +412,6 @@ def _names() -> dict[tuple[str, str], Any]:
 
 
 @cache
-def _created() -> dict[type, dict[str, tuple[type, ...]]]:
+def _created() -> dict[type, tuple[str, ...]]:
     """``OBJECTS`` by class."""
-    return {getattr(import_module(module), name): types for module, table in OBJECTS.items() for name, types in table.items()}
+    return {getattr(import_module(module), name): names for module, table in OBJECTS.items() for name, names in table.items()}

@@ -188,7 +188,8 @@ def test_a_folder_that_does_not_exist_is_said_not_to(command, missing, tmp_path,
 def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_path, called, registered):
     run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")).learn(30))
     run.write_settings({**run.config(), "n_timesteps": 100}, {**run.arguments(), "overrides": []})
-    save_run(TD3X.load(run.last_model, gym.make("Pendulum-v1")), run.checkpoints)
+    loaded = TD3X.load(run.last_model, gym.make("Pendulum-v1"))
+    save_run(loaded.learn(1, reset_num_timesteps=False), run.checkpoints)
 
     def make(**_):
         raise gym.error.DependencyNotInstalled("Box2D is not installed, run `pip install swig`")

@@ -29,6 +29,14 @@ class TestOneRunPerFolder:
             model(seeded(), seed=2).learn(40, TD3XCheckpointCallback(20, tmp_path))
         assert saved_steps(tmp_path) == [20, 40]
 
+    def test_another_run_is_refused_too_where_no_manifest_can_be_read(self, tmp_path):
+        """They may be of a newer version, or not readable for now."""
+        save_run(model(seeded(), seed=1).learn(40), tmp_path)
+        (tmp_path / "td3x_40_steps" / "manifest.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="holds td3x_40_steps, which this run did not save"):
+            save_run(model(seeded(), seed=2).learn(20), tmp_path)
+        assert (tmp_path / "td3x_40_steps" / "model.zip").exists()
+
     def test_a_process_that_slept_while_another_took_its_run_over_stops(self, tmp_path):
         sleeper = model(seeded())
         sleeper.learn(40, TD3XCheckpointCallback(20, tmp_path))
@@ -38,7 +46,7 @@ class TestOneRunPerFolder:
         assert Store(tmp_path).find().steps == 60
 
     def test_nobody_else_saves_meanwhile(self, tmp_path):
-        with Store(tmp_path).writing(), pytest.raises(RunLockedError):
+        with Store(tmp_path).adding("other", 0, 0), pytest.raises(RunLockedError):
             save_run(model(seeded()).learn(20), tmp_path)
 
     def test_one_model_may_learn_twice(self, tmp_path):

@@ -136,12 +136,12 @@ class TestWhenItSaves:
             model(seeded()).learn(50, save)
         assert self.steps(tmp_path) == []
 
-    def test_names_the_callback_whose_state_it_cannot_hold(self, tmp_path):
+    def test_names_the_class_whose_state_it_cannot_hold(self, tmp_path):
         class Own(StopTrainingOnMaxEpisodes):
             resumable = ("held",)
             held = LineEnv()
 
-        with pytest.raises(CheckpointError, match=r"callback Own\[0\].*LineEnv"):
+        with pytest.raises(CheckpointError, match=r"the state of the run: .*LineEnv"):
             model(seeded()).learn(50, [Own(5), TD3XCheckpointCallback(20, tmp_path)])
         assert self.steps(tmp_path) == []
 

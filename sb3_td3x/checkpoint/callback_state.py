@@ -59,23 +59,10 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
             env = callback.eval_env  # type: ignore[attr-defined]
             if not env_state.set_envs(env, envs, [False] * env.num_envs):
                 problems.append(f"the environments of callback {name}")
-        if not is_known(callback):
+        if any(_attributes(cls) is None for cls in type(callback).__mro__ if issubclass(cls, BaseCallback)):
             problems.append(f"callback {name} (its class does not name its state in `resumable`)")
     missing = saved.keys() - present.keys()
     return problems + [f"callback {name} (it was not given)" for name in missing if saved[name]["matters"]]
-
-
-def require_same_episodes(callbacks: Callbacks, saved: dict[str, Any]) -> None:
-    """Refuse another number of episodes per evaluation than before, which SB3 cannot write down."""
-    for name, callback in named(callbacks):
-        if not isinstance(callback, sb3.EvalCallback) or name not in saved:
-            continue
-        history = saved[name]["attributes"].get("evaluations_results")
-        if history and len(history[-1]) != callback.n_eval_episodes:
-            raise ValueError(
-                f"{name} has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}: "
-                f"give it n_eval_episodes={len(history[-1])}"
-            )
 
 
 def files(callbacks: Callbacks) -> dict[str, Path]:
@@ -84,17 +71,10 @@ def files(callbacks: Callbacks) -> dict[str, Path]:
     for name, callback in named(callbacks):
         written = [Path(path) for path in getattr(callback, "resumable_files", list)()]
         if isinstance(callback, sb3.EvalCallback):
-            written += [] if callback.log_path is None else [Path(f"{callback.log_path}.npz")]
-            written += (
-                [] if callback.best_model_save_path is None else [Path(callback.best_model_save_path) / "best_model.zip"]
-            )
+            written += [Path(f"{callback.log_path}.npz")] if callback.log_path else []
+            written += [Path(callback.best_model_save_path) / "best_model.zip"] if callback.best_model_save_path else []
         paths |= {f"{name}.{number}": path for number, path in enumerate(written)}
     return paths
-
-
-def is_known(callback: BaseCallback) -> bool:
-    """Whether everything that changes in a callback is known."""
-    return all(_attributes(cls) is not None for cls in type(callback).__mro__ if issubclass(cls, BaseCallback))
 
 
 def named(callbacks: Callbacks, within: str = "") -> Iterator[tuple[str, BaseCallback]]:

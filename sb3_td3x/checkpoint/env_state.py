@@ -68,11 +68,7 @@ class ResumableEnv(gym.Wrapper):
     """
 
     def get_env_state(self, was_reset: bool = True) -> dict[str, Any]:
-        """
-        :param was_reset: ``False`` before the first reset, where others than the usual wrappers may not have a state yet
-        :return: ``layers``: each layer's state, outermost first, ``None`` where it offers none; ``complete``: whether all do;
-            ``forgets``: the wrappers of which something that outlives an episode may be lost
-        """
+        """Each layer's state, outermost first, ``None`` where it offers none, and what ``get`` says of them all."""
         layers = list(_layers(self.env))
         states = [_get_state(layer, was_reset) for layer in layers]
         random = getattr(self.unwrapped, "_np_random", None)
@@ -87,38 +83,31 @@ class ResumableEnv(gym.Wrapper):
 
     def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
         """
-        :param saved: from ``get_env_state``
-        :param resets: whether a reset follows, which a ``Monitor`` may not allow inside an episode
-        :param rewind: let the next reset be the one that began the saved episode
-        :return: whether the layers are those that were saved; if not, nothing changes
+        Set what ``get_env_state`` gave, unless the layers are others than those that were saved.
+
+        :param resets: whether a reset follows
+        :param rewind: let it be the one that began the saved episode
         """
-        if saved["classes"] != [type(layer).__name__ for layer in _layers(self.env)]:
+        layers = list(_layers(self.env))
+        if saved["classes"] != [type(layer).__name__ for layer in layers]:
             return False
-        for layer, state in zip(_layers(self.env), saved["layers"], strict=True):
+        for layer, state in zip(layers, saved["layers"], strict=True):
             if state is not None:
                 _set_state(layer, state)
-        self.prepare_reset(rewind, allow=resets)
+            if rewind and hasattr(type(layer), "rewind"):
+                layer.rewind()  # type: ignore[attr-defined]
+            if resets and isinstance(layer, Monitor):
+                layer.needs_reset = True  # otherwise it may not allow one inside an episode
         if saved["random"] is not None:
             self.unwrapped.np_random.bit_generator.state = check_generator_state(saved["random"])
         return True
-
-    def prepare_reset(self, rewind: bool = True, allow: bool = True) -> None:
-        """
-        :param rewind: let the next reset be the last one again
-        :param allow: also where a ``Monitor`` does not allow it inside an episode
-        """
-        for layer in _layers(self.env):
-            if rewind and hasattr(type(layer), "rewind"):
-                layer.rewind()  # type: ignore[attr-defined]
-            if allow and isinstance(layer, Monitor):
-                layer.needs_reset = True
 
 
 def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     """
     The state of all environments and of the layers around them.
 
-    :param was_reset: ``False`` before the first reset, where the environments may not have a state to offer
+    :param was_reset: ``False`` before the first reset, where others than the usual wrappers may not have a state yet
     :return: ``envs``: an entry per environment, or ``None`` if they cannot be reached; ``vec``: the layers' states;
         ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something that outlives an
         episode may be lost; ``seeds``: of the next reset
@@ -151,18 +140,8 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
     return all(_call(innermost, "set_env_state", arguments) or [False])
 
 
-def rewind(env: VecEnv) -> None:
-    """Let the next reset of every environment that can be reached be its last one again."""
-    *_, innermost = _vec_layers(env)
-    _call(innermost, "prepare_reset", [()] * env.num_envs)
-
-
 def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> None:
-    """
-    Give the layers around the environments the state that ``get`` gave; after a reset, which changes it.
-
-    :param of_episodes: also what belongs to the current episodes
-    """
+    """Give the layers around the environments the state that ``get`` gave, of the current episodes too or not."""
     *layers, _ = _vec_layers(env)
     for layer, (name, state) in zip(layers, saved["vec"], strict=False):
         if state is not None and name == type(layer).__name__:
@@ -171,7 +150,7 @@ def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> Non
 
 def monitor_files(env: VecEnv) -> list[str]:
     """The ``monitor.csv`` files that the environments and a ``VecMonitor`` around them write."""
-    envs = get(env)["envs"] or []
+    envs = get(env, was_reset=False)["envs"] or []
     layers = [pair for state in envs for pair in zip(state["classes"], state["layers"], strict=True)]
     inner = [state["file"] for name, state in layers if name == Monitor.__name__ and state is not None and state["file"]]
     around = [layer.results_writer for layer in _vec_layers(env) if isinstance(layer, VecMonitor)]

@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import env_state
 
-RECORDED = (int, float, str, np.number, np.bool_)
-"""Types of recorded values that a checkpoint keeps."""
-
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     """
@@ -22,7 +20,7 @@ def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
     Not bytes, because SB3 writes a CSV anew when its header grows.
     """
     lines = {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
-    return {**lines, **{_board_name(board, folder): 0 for board in _tensorboards(logger)}}
+    return {**lines, **dict.fromkeys(_boards(logger, folder), 0)}
 
 
 def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
@@ -30,8 +28,8 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
     Cut the logs back to what they held when the checkpoint was made. Only files and folders that ``logger`` and ``env`` have
     opened in this process are touched, whatever ``saved`` names: a checkpoint does not say where to write.
     """
-    for board in _tensorboards(logger):
-        if _board_name(board, folder) in saved:  # otherwise it may be another run's, because SB3 opens the newest
+    for name, board in _boards(logger, folder).items():
+        if name in saved:  # otherwise it may be another run's, because SB3 opens the newest
             writer: Any = board.writer
             writer.close()
             # TensorBoard drops the points after `step` that an earlier process wrote
@@ -41,7 +39,10 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
         table.file.flush()
     for name, path in _files(logger, env, folder).items():
         if name in saved:
-            _truncate_lines(path, saved[name])
+            with path.open("r+b") as file:
+                for _ in islice(file, saved[name]):
+                    pass
+                file.truncate()
     for table in tables:
         if table.file.seek(0, os.SEEK_END) == 0:
             table.keys = []  # the header is gone too
@@ -53,19 +54,18 @@ def unwritten(logger: Logger) -> dict[str, Any]:
 
     By name the value, the number of values that it is the mean of, and the outputs that leave it out.
     """
-    kept = {name: value for name, value in logger.name_to_value.items() if isinstance(value, RECORDED)}
     return {
-        name: [value, logger.name_to_count.get(name, 0), *logger.name_to_excluded.get(name, ())]
-        for name, value in kept.items()
+        name: (value, logger.name_to_count[name], logger.name_to_excluded[name])
+        for name, value in logger.name_to_value.items()
+        if isinstance(value, (int, float, str, np.number, np.bool_))
     }
 
 
 def record(logger: Logger, saved: dict[str, Any]) -> None:
     """Record again what ``unwritten`` gave."""
-    for name, (value, count, *excluded) in saved.items():
-        logger.record(name, value, tuple(excluded))
-        if count:  # otherwise it is not a mean
-            logger.name_to_count[name] = count
+    for name, (value, count, excluded) in saved.items():
+        logger.record(name, value, excluded)
+        logger.name_to_count[name] = count
 
 
 class ContinuedCSV(CSVOutputFormat):
@@ -98,12 +98,9 @@ def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
     return {_relative(path, folder): Path(path) for path in paths}
 
 
-def _tensorboards(logger: Logger) -> list[TensorBoardOutputFormat]:
-    return [output for output in logger.output_formats if isinstance(output, TensorBoardOutputFormat)]
-
-
-def _board_name(board: TensorBoardOutputFormat, folder: Path) -> str:
-    return f"{_relative(os.path.realpath(board.writer.log_dir), folder)}/"
+def _boards(logger: Logger, folder: Path) -> dict[str, TensorBoardOutputFormat]:
+    boards = [output for output in logger.output_formats if isinstance(output, TensorBoardOutputFormat)]
+    return {f"{_relative(os.path.realpath(board.writer.log_dir), folder)}/": board for board in boards}
 
 
 def _relative(path: str, folder: Path) -> str:
@@ -111,11 +108,3 @@ def _relative(path: str, folder: Path) -> str:
         return os.path.relpath(path, folder)
     except ValueError:  # on another of Windows' drives
         return path
-
-
-def _truncate_lines(path: Path, lines: int) -> None:
-    with path.open("r+b") as file:
-        for _ in range(lines):
-            if not file.readline():
-                break
-        file.truncate()

@@ -32,20 +32,23 @@ def covers(buffer: ReplayBuffer) -> bool:
     return type(buffer) in COVERED and not getattr(buffer, "copy_info_dict", False)
 
 
-def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, new_rows: int) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows: int) -> dict[str, Any]:
     """
     Write the transitions that ``previous`` does not hold.
 
     :param folder: of the chunks
-    :param previous: what this very buffer was last saved as or loaded from; ``None`` writes everything
+    :param previous: what this very buffer was last saved as or loaded from; if it is empty, everything is written
     :param new_rows: steps that were added since
     :return: plain values that describe the buffer: its layout, ``added``, the number of transitions so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
-    if previous is not None and new_rows >= 0 and (previous["added"] + new_rows) % buffer.buffer_size == buffer.pos:
+    if previous and new_rows >= 0 and (previous["added"] + new_rows) % buffer.buffer_size == buffer.pos:
         added = previous["added"] + new_rows
-        chunks = _unchanged(previous["chunks"], folder, added - buffer.size())
+        # Without the last one: where an episode is cut, its last transition changes
+        chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
+        if not all(files.has_its_size(folder / chunk["file"], chunk) for chunk in chunks):
+            chunks = []  # a file is gone or cut off
     first = chunks[-1]["last"] if chunks else added - buffer.size()
     while first < added:
         last = min((first // CHUNK_ROWS + 1) * CHUNK_ROWS, added)
@@ -55,14 +58,7 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any] | None, ne
 
 
 def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
-    """
-    Fill an empty buffer.
-
-    :param folder: of the chunks
-    :param saved: from ``save``
-    :raises CheckpointError: naming what the saved buffer had of another class, size or shape, or a chunk that is missing or
-        damaged
-    """
+    """Fill an empty buffer with what ``save`` gave; a ``CheckpointError`` if that does not fit or is damaged."""
     differing = [f"{name} was {saved[name]}, is {value}" for name, value in _layout(buffer).items() if saved[name] != value]
     if differing:
         raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")
@@ -106,12 +102,7 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
 
 
 def _layout(buffer: ReplayBuffer) -> dict[str, Any]:
-    return {
-        "class": type(buffer).__name__,
-        "buffer_size": buffer.buffer_size,
-        "n_envs": buffer.n_envs,
-        "memory": {name: [list(array.shape[1:]), str(array.dtype)] for name, array in _memory(buffer).items()},
-    }
+    return {"class": type(buffer).__name__, "buffer_size": buffer.buffer_size, "n_envs": buffer.n_envs}
 
 
 def _memory(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
@@ -124,15 +115,6 @@ def _memory(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
         elif part is not None:
             memory[name] = part
     return memory
-
-
-def _unchanged(chunks: list[dict[str, Any]], folder: Path, oldest: int) -> list[dict[str, Any]]:
-    """
-    The chunks that need not be written again. Where an episode is cut its last transition changes, so the last chunk is left
-    out. If a file is gone or cut off, so are all chunks.
-    """
-    kept = [chunk for chunk in chunks[:-1] if chunk["last"] > oldest]
-    return kept if all(files.has_its_size(folder / chunk["file"], chunk) for chunk in kept) else []
 
 
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:

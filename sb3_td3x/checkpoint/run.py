@@ -4,7 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -26,7 +25,7 @@ from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.validation import check_int
-from sb3_td3x.common.vec_envs import explained_deaths
+from sb3_td3x.common.vec_envs import EnvironmentUse, explained_deaths
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
@@ -38,8 +37,6 @@ MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.np
 STATE_PARTS = ("generators", "env", "callbacks", "files", "log", "model")
 """What the state file holds, a dict each."""
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
-
-INSIDE_ROLLOUT = "the updates: training was stopped inside a rollout, after which they are due (train_freq in episodes)"
 
 version = cache(metadata.version)  # reading a package's metadata takes a millisecond
 
@@ -60,17 +57,16 @@ def save_run(
     as they are. Only transitions that are new since the last save are written. Entries of the replay buffer that a user
     changes in place after a save are not noticed; another buffer in its place is.
 
-    :param model: between two rollouts: before or after ``learn``, or in a callback's ``_on_rollout_start``
+    :param model: between two rollouts: after ``learn`` or in a callback's ``_on_rollout_start``
     :param folder: of this run's checkpoints, made if needed; one run per folder
     :param callbacks: those given to ``learn``; their counters, scores and histories are saved
     :param keep_last: checkpoints to keep, this one among them
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
     :param with_replay_buffer: ``False`` saves everything else: a small checkpoint, after which a buffer has to be filled again
-    :return: the checkpoint; its ``manifest`` names what will not be exact
     :raises CheckpointError: naming the file that cannot be written (the disk may be full), a state that cannot be saved, or
         another run's checkpoint, which is left alone
-    :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; for a prefix that
-        begins with a dot or names another folder
+    :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; before ``learn`` has
+        begun with the model's environments; for a prefix that begins with a dot or names another folder
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
@@ -78,37 +74,39 @@ def save_run(
     require_prefix(name_prefix)
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
-    store = Store(Path(folder).resolve())
     env = _env_of(model)
-    with store.writing(), explained_deaths(env):
-        saves = _saves.setdefault(model, {})
-        _require_own(store, saves.get(store.folder))
-        with store.adding(name_prefix, model.num_timesteps) as (partial, complete):
-            model.save(partial / MODEL)
-            environments = env_state.get(env, was_reset=not _is_before_learn(model))
-            environments["complete"] = environments["complete"] and not _was_cut(model)
-            logger: Logger | None = getattr(model, "_logger", None)
-            state = {
-                "generators": random_state.get_states(model.action_space, model.device),
-                "env": environments,
-                "callbacks": callback_state.state(callbacks),
-                "files": _copy_in(callback_state.files(callbacks), partial),
-                "log": {} if logger is None else log_state.unwritten(logger),
-                "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
-            }
-            (partial / STATE).write_bytes(_pickled(state, store.folder))
-            save = saves.get(store.folder)
-            manifest = {
-                "total": model._total_timesteps,
-                "updates": model._n_updates,
-                "replay": _save_buffer(model, store, partial, save) if with_replay_buffer else {},
-                "logs": {} if logger is None else log_state.lengths(logger, env, store.folder),
-                "machine": _machine(model),
-                "resumed": model.resumptions,
-                "not_exact": _not_exact(model, environments, callbacks, with_replay_buffer),
-            }
-            checkpoint = complete(manifest)
-        saves[store.folder] = _Save(checkpoint, checkpoint, ref(model.replay_buffer), model._rows_stored)
+    if model._on_resume is not None or model._env_use is not EnvironmentUse.of(env):
+        raise ValueError("learn has not begun with these environments, which have no state to save: save in or after it")
+    store = Store(Path(folder).resolve())
+    saves = _saves.setdefault(model, {})
+    save = saves.get(store.folder, _Save())
+    with store.adding(name_prefix, model.num_timesteps, save.newest) as (partial, complete), explained_deaths(env):
+        model.save(partial / MODEL)
+        environments = env_state.get(env)
+        environments["complete"] &= model._last_obs is not None  # `None`: `learn` has ended inside a step
+        state = {
+            "generators": random_state.get_states(model.action_space, model.device),
+            "env": environments,
+            "callbacks": callback_state.state(callbacks),
+            "files": _copy_in(callback_state.files(callbacks), partial),
+            "log": log_state.unwritten(model.logger),
+            "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
+        }
+        try:
+            (partial / STATE).write_bytes(safe_pickle.dumps(state))
+        except NotAllowed as error:
+            raise CheckpointError(store.folder, f"cannot hold the state of the run: {error}") from error
+        manifest: dict[str, Any] = {
+            "total": model._total_timesteps,
+            "updates": model._n_updates,
+            "replay": _save_buffer(model, store, partial, save) if with_replay_buffer else {},
+            "logs": log_state.lengths(model.logger, env, store.folder),
+            "machine": _machine(model),
+            "resumed": model.resumptions,
+            "inside rollout": model._is_inside_rollout,
+        }
+        checkpoint = complete(manifest)
+        saves[store.folder] = _Save(checkpoint.number, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
         store.prune(keep_last)
     return checkpoint
 
@@ -154,11 +152,14 @@ def resume_run(
             model._matrix_kernels = machine["matrix kernels"]
         env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
     with _as_checkpoint_error(store.chunks):
-        problems = _load_buffer(model, store, saved, trust) + _differences(model, saved.manifest["machine"])
-        problems += [reason for reason in saved.manifest["not_exact"] if reason == INSIDE_ROLLOUT]
-    _saves.setdefault(model, {})[store.folder] = _Save(
-        saved, store.checkpoints()[-1], ref(model.replay_buffer), model._rows_stored
-    )
+        problems = _load_buffer(model, store, saved, trust)
+        for name, value in _machine(model).items():
+            if (before := machine.get(name, value)) != value:
+                problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
+        if saved.manifest["inside rollout"]:
+            problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
+    newest = store.checkpoints()[-1].number
+    _saves[model] = {store.folder: _Save(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
 
@@ -167,42 +168,13 @@ def resume_run(
 class _Save:
     """What a model knows of a folder of checkpoints."""
 
-    last: Checkpoint  # that it was last saved as or resumed from
-    newest: Checkpoint  # in the folder at that time
-    buffer: ref[ReplayBuffer]  # the one that `last` holds
-    rows: int  # `model._rows_stored` at that time
+    newest: int = 0  # number of the newest checkpoint when the model was last saved or resumed
+    replay: dict[str, Any] = field(default_factory=dict)  # what its replay buffer was saved as or loaded from then
+    buffer: ref[ReplayBuffer] | None = None
+    rows: int = 0  # `model._rows_stored` then
 
 
 _saves: WeakKeyDictionary[Resumable, dict[Path, _Save]] = WeakKeyDictionary()
-
-
-def _require_own(store: Store, save: _Save | None) -> None:
-    """Refuse a folder in which another run, or a process that took this one over, has saved since."""
-    for newest in store.checkpoints()[-1:]:
-        if newest.number > (0 if save is None else save.newest.number):
-            problem = f"holds {newest.path.name}, which this run did not save"
-            raise CheckpointError(store.folder, f"{problem}: use a folder per run, or continue that one with resume_run")
-
-
-def _is_before_learn(model: Resumable) -> bool:
-    """Whether the environments have not been reset for the model yet."""
-    return model._last_obs is None and model._last_episode_starts is None
-
-
-def _was_cut(model: Resumable) -> bool:
-    """Whether ``learn`` ended inside a step, so that the current episodes cannot be continued."""
-    return model._last_obs is None and model._last_episode_starts is not None
-
-
-def _pickled(state: dict[str, Any], folder: Path) -> bytes:
-    """Pickle the callbacks' states first, each alone, so that an error can name the callback; then all of it."""
-    pickled = b""
-    for owner, part in {**{f"callback {name}": part for name, part in state["callbacks"].items()}, "the run": state}.items():
-        try:
-            pickled = safe_pickle.dumps(part)
-        except NotAllowed as error:
-            raise CheckpointError(folder, f"cannot hold the state of {owner}: {error}") from error
-    return pickled
 
 
 @contextmanager
@@ -223,7 +195,7 @@ def _env_of(model: Resumable) -> VecEnv:
     return env
 
 
-def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | None) -> dict[str, Any]:
+def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save) -> dict[str, Any]:
     buffer = model.replay_buffer
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
     rows = max(model.buffer_size // buffer.n_envs, 1)
@@ -233,9 +205,8 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save | Non
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    if save is None or save.buffer() is not buffer or not save.last.manifest["replay"]:
-        return replay.save(buffer, store.chunks, None, 0)
-    return replay.save(buffer, store.chunks, save.last.manifest["replay"], model._rows_stored - save.rows)
+    is_same = save.buffer is not None and save.buffer() is buffer
+    return replay.save(buffer, store.chunks, save.replay if is_same else {}, model._rows_stored - save.rows)
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:
@@ -263,24 +234,6 @@ def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
     return copies
 
 
-def _not_exact(model: Resumable, environments: dict[str, Any], callbacks: Callbacks, with_replay_buffer: bool) -> list[str]:
-    """What will differ from a run that was never interrupted, in words."""
-    at_start = model._last_episode_starts is None or np.all(model._last_episode_starts)  # None: before the first `learn`
-    reasons = {
-        "the current episodes: the environments do not offer their state, so the episodes will be cut here":
-            not environments["complete"] and not at_start,
-        **{_forgotten(name): True for name in environments["forgets"]},
-        **{f"callback {name}": not callback_state.is_known(callback) for name, callback in callback_state.named(callbacks)},
-        INSIDE_ROLLOUT: model._is_inside_rollout,
-        "the replay buffer, which is not saved": not with_replay_buffer,
-    }  # fmt: skip
-    return [reason for reason, applies in reasons.items() if applies]
-
-
-def _forgotten(wrapper: str) -> str:
-    return f"what {wrapper} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
-
-
 def _machine(model: Resumable) -> dict[str, Any]:
     """What the rounding of a run depends on besides its settings, and the versions of what draws its random numbers."""
     described: dict[str, Any] = {name: version(name) for name in VERSIONS}
@@ -292,38 +245,28 @@ def _machine(model: Resumable) -> dict[str, Any]:
     return described
 
 
-def _differences(model: Resumable, saved: dict[str, Any]) -> list[str]:
-    """Which versions, processor, threads or path of the updates differ from those of the saved run, in words."""
-    pairs = {name: (saved.get(name, value), value) for name, value in _machine(model).items()}
-    return [
-        f"rounding or random numbers ({name} was {was}, is {value})" for name, (was, value) in pairs.items() if was != value
-    ]
-
-
 class _Restoration:
     """
     Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
 
     Until that step is made it can be called again: nothing is lost where ``learn`` ends with an error before it.
 
-    :param model: as it was loaded
     :param problems: what could not be restored so far
     """
 
     def __init__(self, model: Resumable, checkpoint: Checkpoint, state: dict[str, Any], problems: list[str]):
         self.model, self.checkpoint, self.state, self.problems = model, checkpoint, state, problems
-        self.was_cut, self.is_first, self.resumptions = _was_cut(model), _is_before_learn(model), model.resumptions
-        self.last_obs: Any = model._last_obs
-        self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (not self.was_cut)
+        self.last_obs: Any = model._last_obs  # `None` if `learn` ended inside a step
+        self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (self.last_obs is not None)
+        self.resumptions = model.resumptions
 
     def __call__(self, callback: BaseCallback) -> None:
         model, env, state, folder = self.model, _env_of(self.model), self.state, self.checkpoint.path
-        callback_state.require_same_episodes(callback, state["callbacks"])
         paths = callback_state.files(callback)  # this process's: a checkpoint does not say where to write
-        for owner in state["files"].keys() & paths.keys():
-            if (name := state["files"][owner]) in self.checkpoint.manifest["files"]:
-                files.write(paths[owner], (folder / name).read_bytes())
         with _as_checkpoint_error(folder / STATE):
+            for owner in state["files"].keys() & paths.keys():
+                if (name := state["files"][owner]) in self.checkpoint.manifest["files"]:
+                    files.write(paths[owner], (folder / name).read_bytes())
             problems = self.problems + callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"])
         with _as_checkpoint_error(folder / STATE):
@@ -337,27 +280,23 @@ class _Restoration:
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()
         at_start = np.broadcast_to(self.at_start, env.num_envs)
-        rewinds = [self.is_first or bool(start and not saved["complete"]) for start in at_start]
+        rewinds = [bool(start and not saved["complete"]) for start in at_start]
         with _as_checkpoint_error(self.checkpoint.path / STATE):
             restored = env_state.set_envs(env, saved, rewinds)
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)
             model._last_obs = self.last_obs
             return []
-        if self.is_first:  # the reset that `learn` has made was not from the run's seeds
-            env_state.set_vec(env, saved)
-            env_state.rewind(env)
         first: Any = env.reset()
         if normalization is not None:
             model._last_original_obs = normalization.get_original_obs()
         model._last_obs, model._last_episode_starts = first, np.ones(env.num_envs, dtype=bool)
-        if self.is_first:
-            return []
         env_state.set_vec(env, saved, of_episodes=False)
         if normalization is not None:
             model._last_obs = first = normalization.normalize_obs(normalization.get_original_obs())  # by the saved statistics
         truncate_episodes(model.replay_buffer, ~at_start)
-        problems = [_forgotten(name) for name in env_state.get(env)["forgets"]]
+        problems = [f"what {name} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
+                    for name in env_state.get(env)["forgets"]]  # fmt: skip
         if not at_start.all():
             return [*problems, "the current episodes, which are cut here"]
         if not _equal(first, self.last_obs):

@@ -25,18 +25,11 @@ PARTS: dict[str, Any] = {
     **dict.fromkeys(("files", "logs", "replay", "machine"), dict),
 }  # fmt: skip
 """What a manifest holds."""
-DESCRIBED = {"bytes", "sha256"}
-"""What it says of each file."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """
-    One checkpoint: a folder of files and a manifest that lists them with their checksums.
-
-    :param path: ``<folder>/<prefix>_<steps>_steps``
-    :param manifest: plain values, see ``PARTS``
-    """
+    """One checkpoint: a folder of files, and a manifest of plain values that lists them with their checksums."""
 
     path: Path
     manifest: dict[str, Any]
@@ -67,9 +60,7 @@ class Checkpoint:
 
 
 class Store:
-    """
-    :param folder: holds one folder per checkpoint, and ``replay/`` with the chunks of transitions that they share
-    """
+    """A folder with one folder per checkpoint, and ``replay/`` with the chunks of transitions that they share."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -121,44 +112,43 @@ class Store:
             raise CheckpointError(link, f"leads out of {self.folder}: put there what it leads to")
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Inside, no other process adds or removes checkpoints; a ``RunLockedError`` if one does so now."""
+    def adding(self, prefix: str, steps: int, newest: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
+        """
+        A new checkpoint, which gets its name when all of it is on the disk. Meanwhile no other process adds or removes any.
+
+        :param newest: number of the newest checkpoint that the run knows, 0 for none
+        :return: the folder to write files into, and the function that completes the checkpoint with its manifest
+        """
         with files.explained(self.folder):
             files.make_folder(self.chunks)
         self._require_no_link()
-        with RunLock(self.folder):
-            yield
+        with RunLock(self.folder), files.explained(self.folder):
+            others = [checkpoint.path for checkpoint in self.checkpoints() if checkpoint.number > newest]
+            if newest == 0:  # a new run also leaves alone those with an unreadable manifest, which `prune` would remove
+                others = others or self._paths()
+            if others:
+                problem = f"holds {others[-1].name}, which this run did not save"
+                raise CheckpointError(self.folder, f"{problem}: use a folder per run, or continue that one with resume_run")
+            name = f"{prefix}_{steps}_steps"
+            while (self.folder / name).exists():
+                name += "_again"
+            partial = self.folder / f".{name}.partial"
 
-    @contextmanager
-    def adding(self, prefix: str, steps: int) -> Iterator[tuple[Path, Callable[[dict[str, Any]], Checkpoint]]]:
-        """
-        A new checkpoint, which gets its name when all of it is on the disk.
+            def complete(manifest: dict[str, Any]) -> Checkpoint:
+                described = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
+                sealed = {"format": FORMAT, "number": newest + 1, "steps": steps, **manifest, "files": described}
+                for path in partial.iterdir():
+                    files.flush(path)
+                files.write(partial / MANIFEST, _sealed(sealed))
+                partial.rename(self.folder / name)
+                return Checkpoint(self.folder / name, sealed)
 
-        :return: the folder to write files into, and the function that completes the checkpoint with its manifest
-        """
-        number = max((checkpoint.number for checkpoint in self.checkpoints()), default=0) + 1
-        name = f"{prefix}_{steps}_steps"
-        while (self.folder / name).exists():
-            name += "_again"
-        partial = self.folder / f".{name}.partial"
-
-        def complete(manifest: dict[str, Any]) -> Checkpoint:
-            described = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
-            sealed = {"format": FORMAT, "number": number, "steps": steps, **manifest, "files": described}
-            for path in partial.iterdir():
-                files.flush(path)
-            files.write(partial / MANIFEST, _sealed(sealed))
-            partial.rename(self.folder / name)
-            files.flush(self.folder)
-            return Checkpoint(self.folder / name, sealed)
-
-        try:
-            with files.explained(self.folder):
-                shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
                 partial.mkdir()
                 yield partial, complete
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def prune(self, keep_last: int) -> None:
         """
@@ -167,6 +157,7 @@ class Store:
         copies of checkpoints under other names and the chunks that these need.
         """
         with files.explained(self.folder):
+            files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
             kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
             for path in self._paths():
                 if path not in kept:
@@ -209,12 +200,12 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         for name, types in PARTS.items():
             if not isinstance(manifest[name], types):
                 return CheckpointError(path, f"has no valid {name!r}")
-        chunks = {chunk["file"]: chunk for chunk in manifest["replay"].get("chunks", [])}
-        names = [name for name, described in [*manifest["files"].items(), *chunks.items()] if described.keys() >= DESCRIBED]
-        if len(names) < len(manifest["files"]) + len(chunks):
-            return CheckpointError(path, "lists a file without its size and checksum")
-        if outside := [name for name in names if Path(name).name != name]:
-            return CheckpointError(path, f"names a file outside of its folder: {outside[0]!r}")
+        chunks = [(chunk["file"], chunk) for chunk in manifest["replay"].get("chunks", [])]
+        for name, described in (*manifest["files"].items(), *chunks):
+            if not described.keys() >= {"bytes", "sha256"}:
+                return CheckpointError(path, "lists a file without its size and checksum")
+            if Path(name).name != name:
+                return CheckpointError(path, f"names a file outside of its folder: {name!r}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return CheckpointError(path, f"cannot be read: {error}")
     return Checkpoint(folder, manifest)

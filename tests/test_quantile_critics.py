@@ -236,7 +236,7 @@ class TestPolicies:
             def make_critic(self, features_extractor=None):
                 return TD3Policy.make_critic(self, features_extractor)
 
-        with pytest.raises(ValueError, match="Own does not have critics with n_quantiles=5"):
+        with pytest.raises(ValueError, match="make_critic of Own makes no critics with n_quantiles=5"):
             model(policy=Own, **QUANTILES)
 
     def test_the_number_is_given_to_the_algorithm_alone(self):

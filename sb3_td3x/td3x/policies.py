@@ -269,15 +269,6 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     return {**policy_kwargs, "n_quantiles": n_quantiles}
 
 
-def require_fit(policy: BasePolicy, n_quantiles: int) -> None:
-    """Refuse critics of another number of quantiles: ``ValueError``."""
-    if getattr(policy.critic, "n_quantiles", 1) != n_quantiles:
-        raise ValueError(
-            f"{type(policy).__name__} does not have critics with n_quantiles={n_quantiles}, which is fixed at construction: "
-            "a custom policy makes them in make_critic, or is used with n_quantiles=1"
-        )
-
-
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
     """Refuse observations that the features extractor or SB3's preprocessing cannot handle: ``ValueError``."""
     if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):

@@ -274,8 +274,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         if isinstance(env, gym.vector.VectorEnv):
             raise ValueError(
-                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec); SB3 has its own: use "
-                "stable_baselines3.common.env_util.make_vec_env(name, n_envs=...)"
+                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec): use SB3's make_vec_env"
             )
         return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
@@ -290,7 +289,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
-        policies.require_fit(self.policy, self.n_quantiles)
+        if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
+            raise ValueError(
+                f"make_critic of {self.policy_class.__name__} makes no critics with n_quantiles={self.n_quantiles}: use 1"
+            )
         if self.n_steps > 1:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
         self._checked_settings = [getattr(self, name) for name in CHECKS]
@@ -314,11 +316,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if before is None:
             return
         built = dict(zip(CHECKS, before, strict=True))
-        for name in ("buffer_size", "optimize_memory_usage"):
+        for name in ("buffer_size", "optimize_memory_usage", "n_quantiles"):
             transitions.require_as_built(name, getattr(self, name), built[name])
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        policies.require_fit(self.policy, self.n_quantiles)
         # SB3 does this only once
         self._setup_lr_schedule()
         self._convert_train_freq()

@@ -1,8 +1,10 @@
 """A pushed run has the files and the metadata of the SB3 family, and loads without trust."""
 
+import importlib
 import json
 import re
 import shutil
+import sys
 import zipfile
 from types import SimpleNamespace
 
@@ -13,14 +15,14 @@ import yaml
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 
-from sb3_td3x import TD3X
-from sb3_td3x.publish import hub
+from sb3_td3x import TD3X, publish
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from tests.commands import saved_run
 from tests.tools import model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+hub = importlib.import_module("sb3_td3x.publish.hub")
 
 REPO = "someone/td3x-Pendulum-v1"
 COMMAND = "td3x train --env Pendulum-v1 --steps 80 --seed 3"
@@ -212,10 +214,13 @@ class TestTheCommand:
         assert "is not the name of a repository" in printed.err
 
     def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, called_and_heard):
-        monkeypatch.setattr(hub, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        monkeypatch.delitem(sys.modules, "sb3_td3x.publish.hub")
+        monkeypatch.delattr(publish, "hub")
         code, printed = called_and_heard("push", run.path, "--repo", REPO)
         assert code == 2
-        assert "pip install huggingface_hub jinja2" in printed.err
+        assert printed.err.startswith("error: ")
+        assert printed.err.endswith(": pip install huggingface_hub\n")
 
 
 class TestAModelThatNeedsTrust:

@@ -49,13 +49,14 @@ def main() -> None:
         if not can_be_fixed or os.environ.get("TD3X_DEBUG"):
             print(escaped(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         if can_be_fixed:
-            print(escaped("error: " + " ".join(str(error).split())), file=sys.stderr)  # noqa: T201
+            advice = f": pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+            print(escaped("error: " + " ".join(str(error).split()) + advice), file=sys.stderr)  # noqa: T201
         sys.exit(2 if can_be_fixed else 3)
 
 
 def _can_be_fixed(error: Exception) -> bool:
     """
-    Whether the user can: bad input, too little memory, a folder that is not writable, a missing simulator.
+    Whether the user can: bad input, too little memory, a folder that is not writable, a missing package or simulator.
 
     An error that the code of an environment raised is a bug of it, whatever its class; errors of wrappers are about input and
     files, as a library's are.
@@ -67,4 +68,4 @@ def _can_be_fixed(error: Exception) -> bool:
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     environments = [type(caller).__module__ for caller in callers if isinstance(caller, gym.Env)]
     is_of_environment = bool(environments) and not environments[-1].startswith(LIBRARIES_OF_WRAPPERS)
-    return isinstance(error, (ValueError, OSError)) and not is_of_environment
+    return isinstance(error, (ValueError, OSError, ModuleNotFoundError)) and not is_of_environment

@@ -5,7 +5,6 @@ They import what needs torch after they have opened the run's folder, so that an
 """
 
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -73,8 +72,6 @@ def plot(
     x: Annotated[Literal["steps", "time", "both"], typer.Option(help="Over steps, wall-clock time, or both.")] = "steps",
 ) -> None:
     """Plot learning curves, with intervals over seeds."""
-    if find_spec("matplotlib") is None:
-        raise ValueError("td3x plot needs matplotlib: pip install matplotlib")
     from sb3_td3x.results import plots, scores
 
     plots.draw(scores.read(runs), out, ("steps", "time") if x == "both" else (x,))

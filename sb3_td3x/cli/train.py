@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,8 +56,8 @@ def command(
     sources = {name: context.get_parameter_source(name) for name in context.params}
     chosen = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
     _check_options(chosen)
-    if track and find_spec("wandb") is None:
-        raise ValueError("--track wandb needs wandb: pip install wandb")
+    if track:
+        import_module(track)  # if it is missing, that is said before the run begins
     console = PlainConsole()
     if resume is not None:
         folder = RunDir.open(resume)  # before torch is imported, so that an error appears at once

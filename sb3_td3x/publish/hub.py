@@ -11,11 +11,12 @@ import zipfile
 from contextlib import closing
 from datetime import datetime, timezone
 from importlib.resources import files as package_files
-from importlib.util import find_spec
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import yaml
+from jinja2 import Template
 
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
@@ -32,9 +33,6 @@ def model_name(env_id: str) -> str:
 
 
 def _require_repository(repo_id: str) -> None:
-    """``ValueError`` if a package is missing, or if the name is not ``user/name``."""
-    if missing := [name for name in ("huggingface_hub", "jinja2") if find_spec(name) is None]:
-        raise ValueError(f"the Hugging Face Hub needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
 
@@ -90,10 +88,8 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 
     :raises ValueError: if the Hub cannot be reached or refuses, or if a private repository is asked for and it is public
     """
-    from huggingface_hub import HfApi
-
     try:
-        api = HfApi()
+        api = huggingface_hub.HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
         is_public = private and not api.repo_info(repo_id).private  # an existing repository keeps its visibility
         if not is_public:
@@ -113,10 +109,8 @@ def pull(repo_id: str, out: Path) -> RunDir:
     :raises ValueError: if the Hub cannot be reached, or if the repository holds no settings or not exactly one model
     """
     _require_repository(repo_id)
-    from huggingface_hub import snapshot_download
-
     try:
-        folder = Path(snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
+        folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
     except Exception as error:  # as for an upload
         raise ValueError(f"{repo_id} cannot be downloaded: {error}") from error
     models = [path.name for path in folder.glob("*.zip") if path.name != METRICS]
@@ -138,20 +132,18 @@ def pull(repo_id: str, out: Path) -> RunDir:
 
 def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
     """The model card: the metadata of SB3's models on the Hub, then how to use the model and how to train it again."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
     env_id, arguments = run.env_id, run.arguments()
     score = f"{returns.mean():.2f} +/- {returns.std():.2f}"
-    data = ModelCardData(
+    data = huggingface_hub.ModelCardData(
         library_name="stable-baselines3",
         tags=[env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", ALGORITHM],
         model_name="TD3X",
-        eval_results=[EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
+        eval_results=[huggingface_hub.EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
     )
     wrapper, env_kwargs = run.config().get("env_wrapper"), arguments.get("env_kwargs")
-    content = ModelCard.from_template(
-        data,
-        template_str=package_files("sb3_td3x.publish").joinpath("card.md.j2").read_text(encoding="utf-8"),
+    template = Template(package_files("sb3_td3x.publish").joinpath("card.md.j2").read_text(encoding="utf-8"))
+    return template.render(
+        card_data=data.to_yaml(),
         env_id=env_id,
         repo_id=repo_id,
         name=model_name(env_id),
@@ -166,4 +158,3 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         config=run.config_file.read_text().strip(),
         versions=yaml.safe_dump(arguments["versions"], sort_keys=False).strip() if arguments.get("versions") else "",
     )
-    return str(content)

@@ -11,21 +11,20 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files as package_files
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
+from sb3_td3x.results.plots import AXES, chart, plain
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.results.scores import Scores, csv_lines, duration_text, of_run, score_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -52,7 +51,7 @@ def write(run: RunDir, out: Path) -> None:
     Write the page of a run. An unfinished run, or one without a video or a log, gets a page of what it has.
 
     :param out: the ``.html`` file, replaced in one step
-    :raises ValueError: for another kind of file, for settings that cannot be read, or if a package is missing
+    :raises ValueError: for another kind of file, or for settings that cannot be read
     """
     if out.suffix != ".html":
         raise ValueError(f"a report is an .html file, not {out.name!r}")
@@ -63,10 +62,6 @@ def write(run: RunDir, out: Path) -> None:
 
 def render(run: RunDir) -> str:
     """The page as text; errors as for ``write``."""
-    if missing := [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]:
-        raise ValueError(f"td3x report needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    from jinja2 import Environment, StrictUndefined
-
     template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
@@ -118,13 +113,6 @@ def _number(text: str | None) -> float:
     return number if abs(number) < 1e100 else math.nan  # the axes of a chart overflow long before a float does
 
 
-def _last(log: Mapping[str, np.ndarray], key: str) -> float:
-    """The last number of a column, 0 where there is none."""
-    column = log.get(key, np.zeros(0))
-    known = column[np.isfinite(column)]
-    return float(known[-1]) if len(known) else 0.0
-
-
 def _planned(config: Mapping[str, Any]) -> float:
     """The number of steps that the run is to make, 0 where its settings do not say."""
     steps = config.get("n_timesteps")
@@ -135,25 +123,22 @@ def _facts(
     saved: Sequence[Checkpoint], planned: float, scores: Scores | None, log: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, str, str]]:
     """The facts at the top of the page: name, value, remark."""
-    done = max([int(_last(log, STEPS)), *(checkpoint.steps for checkpoint in saved)])
-    seconds, rate, remark = _last(log, "time/time_elapsed"), _last(log, "time/fps"), ""
+    logged = np.nan_to_num(log.get(STEPS, np.zeros(0)))
+    evaluated = np.zeros(0) if scores is None else scores.steps
+    done = int(max([0, *logged, *evaluated, *(checkpoint.steps for checkpoint in saved)]))
     if scores is not None:
-        done = max(done, int(scores.steps[-1]))
         best = int(scores.mean.argmax())
         yield "best score", score_text(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"
         yield "last score", score_text(scores.mean[-1]), f"± {score_text(scores.spread[-1])} over its episodes"
-        if (timed := scores.seconds > 0).any():  # the log's clock starts anew with each process, this one does not
-            seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
-            rate, remark = steps / seconds, "" if steps == done else f"up to the evaluation at {steps:,.0f} steps, "
     yield "steps", f"{done:,}", "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
-    if seconds:
-        yield "time", duration_text(seconds), f"{remark}{rate:,.0f} steps per second"
+    if scores is not None and (timed := scores.seconds > 0).any():
+        seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
+        remark = f"up to the evaluation at {steps:,.0f} steps, {steps / seconds:,.0f} steps per second"
+        yield "time", duration_text(seconds), remark
 
 
 def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:
     """The learning curve over steps and, where the times are known, over time."""
-    from sb3_td3x.results.plots import AXES, plain
-
     if scores is not None:
         for axis in ("steps", "time") if np.isfinite(scores.seconds).any() else ("steps",):
             yield {"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))}
@@ -161,8 +146,6 @@ def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:
 
 def _charts(log: Mapping[str, np.ndarray]) -> Iterator[dict[str, str]]:
     """A chart for each diagnostic that the log has."""
-    from sb3_td3x.results.plots import chart
-
     steps = log.get(STEPS, np.zeros(0))
     charted = {key for _, keys, _ in CHARTS for key in keys}
     for title, keys, text in (*CHARTS, *((key, (key,), "") for key in log if key not in charted | NOT_DRAWN)):
@@ -171,7 +154,7 @@ def _charts(log: Mapping[str, np.ndarray]) -> Iterator[dict[str, str]]:
             yield {"title": title, "text": text, "keys": ", ".join(lines), "picture": _picture(chart(lines))}
 
 
-def _picture(figure: "Figure") -> str:
+def _picture(figure: Figure) -> str:
     """As a data URI; a dark page inverts its colors."""
     figure.savefig(content := io.BytesIO(), format="svg", transparent=True, metadata={"Date": None})
     return _data_uri("image/svg+xml", content.getvalue())

@@ -111,6 +111,16 @@ def test_is_never_emptied(tmp_path, monkeypatch):
     assert path.read_text() == "step\n1\n2\n"
 
 
+def test_continues_on_a_line_of_its_own_where_a_power_failure_has_cut_the_last_one_off(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("step\n1\n22")
+    logger = log_state.configure(path)
+    log_state.truncate(logger, DummyVecEnv([LineEnv]), tmp_path, {"progress.csv": 3}, step=0)
+    logger.record("step", 3)
+    logger.dump()
+    assert path.read_text() == "step\n1\n3\n"
+
+
 def test_has_its_header_after_a_kill_before_the_first_line_that_counts(tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text("lost\n1\n")

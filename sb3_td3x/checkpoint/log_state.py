@@ -39,10 +39,8 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
         table.file.flush()
     for name, path in _files(logger, env, folder).items():
         if name in saved:
-            with path.open("r+b") as file:
-                for _ in islice(file, saved[name]):
-                    pass
-                file.truncate()
+            with path.open("r+b") as file:  # a power failure may have cut a line off
+                file.truncate(sum(len(line) for line in islice(file, saved[name]) if line.endswith(b"\n")))
     for table in tables:
         if table.file.seek(0, os.SEEK_END) == 0:
             table.keys = []  # the header is gone too

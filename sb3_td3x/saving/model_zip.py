@@ -23,7 +23,6 @@ import torch as th
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.common import files, validation
@@ -107,7 +106,7 @@ def load(
         model = sb3_load(
             io.BytesIO(_zip_of_names(file, saved)),
             env,
-            get_device(device),
+            device,
             saved,  # as custom objects, which SB3 does not unpickle
             print_system_info,
             force_reset,

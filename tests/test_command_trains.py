@@ -20,10 +20,9 @@ from sb3_td3x import TD3X, NonFiniteError, __version__, cli, load_vecnormalize
 from sb3_td3x.cli import train
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
-from sb3_td3x.runs.evaluation import save_normalization
 from tests.commands import FAST, QUICK, prepared, start, td3x
 from tests.studies import study
-from tests.tools import LineEnv, model
+from tests.tools import LineEnv
 
 
 def test_tells_its_version():
@@ -108,17 +107,6 @@ class TestTrain:
         assert np.isfinite(env.obs_rms.mean).all()
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
         env.close()
-
-    @pytest.mark.parametrize("norm_obs", [True, False])
-    def test_statistics_are_written_unless_a_nan_has_spoilt_them(self, norm_obs, tmp_path):
-        env = VecNormalize(DummyVecEnv([LineEnv]), norm_obs=norm_obs)
-        learner = model(env).learn(20)
-        save_normalization(learner, tmp_path / "vecnormalize.pkl")
-        good = (tmp_path / "vecnormalize.pkl").read_bytes()
-        env.ret_rms.var = np.nan
-        save_normalization(learner, tmp_path / "vecnormalize.pkl")
-        assert (tmp_path / "vecnormalize.pkl").read_bytes() == good
-        assert load_vecnormalize(tmp_path / "vecnormalize.pkl", DummyVecEnv([LineEnv])).norm_obs == norm_obs
 
     def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, called):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"

@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
+from matplotlib.ticker import EngFormatter
 
 from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
@@ -130,17 +131,9 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
             axes.plot(steps, values, color=color, linewidth=1.5, marker=marker, markersize=4, label=name)
         _label_x(axes, "steps", "")
         axes.set_xlabel("")
-        axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
         if len(lines) > 1:
             axes.legend(handlelength=1.2, loc="best")
     return picture
-
-
-def number_text(value: float) -> str:
-    """Short, whatever its size: 0.0007, 25, 300k, 1.5M, 1e+12."""
-    if 1e3 <= abs(value) < 1e9:
-        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
-    return f"{value:.4g}"
 
 
 def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapping[str, Look]) -> None:
@@ -166,7 +159,7 @@ def _label_x(axes: Axes, axis: str, unit: str) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel(AXES[axis] + (f" ({unit})" if axis == "time" else ""))
     if axis == "steps":
-        axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.locator_params(axis="both", nbins=6)
 
 

@@ -15,16 +15,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.common.transitions import running_statistics
 from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 
 def save_normalization(model: BaseAlgorithm, path: Path) -> None:
-    """Write ``VecNormalize``'s statistics, if there are any. Statistics that a NaN has spoiled never replace good ones."""
+    """Write ``VecNormalize``'s statistics, if there are any."""
     if (normalization := model.get_vec_normalize_env()) is not None:
-        statistics = running_statistics(normalization)
-        if all(np.isfinite(running.mean).all() and np.isfinite(running.var).all() for running in statistics):
-            files.write(path, lambda partial: normalization.save(str(partial)))
+        files.write(path, lambda partial: normalization.save(str(partial)))
 
 
 def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock | None) -> None:

@@ -14,7 +14,6 @@ import typer
 
 from sb3_td3x import presets
 from sb3_td3x.cli.console import PlainConsole
-from sb3_td3x.common.lock import is_touched
 from sb3_td3x.results.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -73,8 +72,6 @@ def command(
             env, steps, seed, preset, tuple(set_ or ()), n_envs, eval_freq, eval_episodes, save_freq, device, threads, out,
             env_kwargs=_env_kwargs(env_kwargs), video=video,
         )  # fmt: skip
-        if stopped := [folder for folder in experiment.unfinished(requested) if not is_touched(folder.path)]:
-            console.print(f"to resume an unfinished run of these settings: {_resumption(stopped[-1])}")
         run = experiment.prepare(requested, command=_command_line())
     for package, result in OPTIONAL.items():
         if find_spec(package) is None:

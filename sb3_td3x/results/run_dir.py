@@ -3,7 +3,7 @@
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class RunDir:
     def create(cls, out: Path, env_id: str) -> "RunDir":
         """Make a new folder with the next free number; an existing one is never reused."""
         parent = files.make_folder(out / ALGORITHM)
-        number = 1 + max((number for number, _ in _numbered(parent, env_id)), default=0)
+        matches = [re.fullmatch(rf"{re.escape(file_name(env_id))}_(\d+)", path.name) for path in parent.glob("*")]
+        number = 1 + max((int(match[1]) for match in matches if match), default=0)
         while True:  # another run may take the number first
             path = parent / f"{file_name(env_id)}_{number}"
             try:
@@ -79,12 +80,6 @@ class RunDir:
     def inside(cls, path: Path) -> list[Path]:
         """The folders of runs in this folder, or in that of ``--out`` or a study."""
         return sorted(run for parent in (path, path / ALGORITHM, path / "runs") for run in parent.glob("*") if cls.is_at(run))
-
-    @classmethod
-    def all(cls, out: Path, env_id: str) -> list["RunDir"]:
-        """The runs of an environment, by their numbers."""
-        runs = [cls(path, env_id) for _, path in sorted(_numbered(out / ALGORITHM, env_id))]
-        return [run for run in runs if run.args_file.is_file()]
 
     def model(self) -> Path:
         """The model to show: the best of the evaluations, else the last; ``ValueError`` if the run has none yet."""
@@ -174,12 +169,6 @@ class RunDir:
         if not are_numbers or results.ndim != 2 or not results.size or steps.shape != results.shape[:1]:
             raise ValueError(f"{self.evaluations} holds no evaluations")
         return steps, results
-
-
-def _numbered(parent: Path, env_id: str) -> Iterator[tuple[int, Path]]:
-    for path in parent.glob("*"):
-        if match := re.fullmatch(rf"{re.escape(file_name(env_id))}_(\d+)", path.name):
-            yield int(match[1]), path
 
 
 class _Loader(yaml.SafeLoader):

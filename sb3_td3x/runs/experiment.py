@@ -218,7 +218,8 @@ def resume(
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
         saved = Store(folder.checkpoints).find(checkpoint)
-        planned = _planned_steps(folder)
+        # From the settings, not the checkpoint: a run that was extended may not have made one since
+        planned = check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
@@ -250,24 +251,6 @@ def _opened(resources: ExitStack, experiment: Experiment, entry: dict[str, Any],
     env = open_env(experiment.env_id, experiment.seed, stream, entry, env_kwargs=experiment.env_kwargs, **kwargs)
     resources.callback(close_env, env)
     return env
-
-
-def unfinished(experiment: Experiment) -> list[RunDir]:
-    """The runs of these settings that have a checkpoint and have not made all steps, newest last."""
-    requested = {name: value for name, value in experiment.arguments().items() if name not in ("setting", "video")}
-    folders = []
-    for folder in RunDir.all(experiment.out, experiment.env_id):
-        with suppress(ValueError, OSError):
-            arguments, checkpoints = folder.arguments(), Store(folder.checkpoints).checkpoints()
-            is_same = all(arguments.get(name) == value for name, value in requested.items())
-            if is_same and checkpoints and checkpoints[-1].steps < _planned_steps(folder):
-                folders.append(folder)
-    return folders
-
-
-def _planned_steps(folder: RunDir) -> int:
-    """From the settings, not the checkpoint: a run that was extended may not have made one since."""
-    return check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
 
 
 def train(

@@ -118,6 +118,19 @@ def test_a_checkpoint_inside_another_callback_is_refused(outer, around, tmp_path
         model(seeded()).learn(60, callback)
 
 
+def test_another_number_of_episodes_is_refused_before_a_step_is_made(tmp_path):
+    def evaluation(episodes):
+        return EvalCallback(seeded(), eval_freq=20, n_eval_episodes=episodes, log_path=str(tmp_path / "scores"), verbose=0)
+
+    model(seeded()).learn(40, [evaluation(2), TD3XCheckpointCallback(20, tmp_path / "run")])
+    resumed = resume_run(tmp_path / "run", seeded())
+    with pytest.raises(ValueError, match=r"evaluated over 2 episodes so far, not 3.* give it n_eval_episodes=2"):
+        resumed.learn(80, [evaluation(3), TD3XCheckpointCallback(20, tmp_path / "run")], resume=True)
+    assert resumed.num_timesteps == 40
+    resumed.learn(80, [evaluation(2), TD3XCheckpointCallback(20, tmp_path / "run")], resume=True)
+    assert np.load(tmp_path / "scores" / "evaluations.npz")["timesteps"].tolist() == [20, 40, 60, 80]
+
+
 def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tmp_path):
     callbacks = [EvalCallback(DummyVecEnv([lambda: ResumableEnv(OpenLineEnv())]), eval_freq=20, verbose=0)]
     learned = model(seeded()).learn(40, [*callbacks, TD3XCheckpointCallback(20, tmp_path)])

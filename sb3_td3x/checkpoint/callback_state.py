@@ -53,6 +53,10 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
             problems += [f"callback {name} (it was not saved)"] if _matters(callback) else []
             continue
         attributes, envs = saved[name]["attributes"], saved[name]["env"]
+        history = attributes.get("evaluations_results")
+        if isinstance(callback, sb3.EvalCallback) and history and len(history[-1]) != callback.n_eval_episodes:
+            episodes = f"has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}"
+            raise ValueError(f"{name} {episodes}, which SB3 cannot write down: give it n_eval_episodes={len(history[-1])}")
         for attribute in set(_names(callback)) & attributes.keys():  # a forged state may name others
             setattr(callback, attribute, attributes[attribute])
         if envs is not None:

@@ -34,8 +34,6 @@ from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
-STATE_PARTS = ("generators", "env", "callbacks", "files", "log", "model")
-"""What the state file holds, a dict each."""
 VERSIONS = ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 version = cache(metadata.version)  # reading a package's metadata takes a millisecond
@@ -138,8 +136,6 @@ def resume_run(
     saved = store.find(checkpoint)
     with _as_checkpoint_error(saved.path / STATE):
         state = safe_pickle.loads((saved.path / STATE).read_bytes())
-        if invalid := [name for name in STATE_PARTS if not isinstance(state[name], dict)]:
-            raise ValueError(f"its {invalid[0]!r} is not valid")
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not trust:
@@ -280,8 +276,8 @@ class _Restoration:
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()
         at_start = np.broadcast_to(self.at_start, env.num_envs)
-        rewinds = [bool(start and not saved["complete"]) for start in at_start]
         with _as_checkpoint_error(self.checkpoint.path / STATE):
+            rewinds = [bool(start and not saved["complete"]) for start in at_start]
             restored = env_state.set_envs(env, saved, rewinds)
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)

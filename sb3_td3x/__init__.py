@@ -3,20 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sb3_td3x.errors import (
+    CheckpointError,
+    EnvironmentDiedError,
+    LockLostError,
+    ModelFileError,
+    NonFiniteError,
+    RunLockedError,
+    UntrustedModelError,
+)
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
     from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run, save_run
     from sb3_td3x.common.ray_vec_env import RayVecEnv
-    from sb3_td3x.errors import (
-        CheckpointError,
-        EnvironmentDiedError,
-        LockLostError,
-        ModelFileError,
-        NonFiniteError,
-        RunLockedError,
-        UntrustedModelError,
-    )
     from sb3_td3x.runs.environments import EpisodeSeeds
     from sb3_td3x.saving.pickle_files import load_vecnormalize
     from sb3_td3x.td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
@@ -48,23 +48,10 @@ __all__ = [
 # Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
 _MODULES = {
     "TD3X": "td3x.td3x",
-    "CnnPolicy": "td3x.policies",
-    "MlpPolicy": "td3x.policies",
-    "MultiInputPolicy": "td3x.policies",
-    "TD3XPolicy": "td3x.policies",
-    "CheckpointError": "errors",
-    "EnvironmentDiedError": "errors",
-    "ModelFileError": "errors",
-    "NonFiniteError": "errors",
-    "LockLostError": "errors",
-    "RunLockedError": "errors",
+    **dict.fromkeys(("CnnPolicy", "MlpPolicy", "MultiInputPolicy", "TD3XPolicy"), "td3x.policies"),
+    **dict.fromkeys(("ResumableEnv", "TD3XCheckpointCallback", "resume_run", "save_run"), "checkpoint"),
     "EpisodeSeeds": "runs.environments",
     "RayVecEnv": "common.ray_vec_env",
-    "ResumableEnv": "checkpoint",
-    "TD3XCheckpointCallback": "checkpoint",
-    "resume_run": "checkpoint",
-    "save_run": "checkpoint",
-    "UntrustedModelError": "errors",
     "load_vecnormalize": "saving.pickle_files",
 }
 

@@ -1,9 +1,18 @@
 """The errors that TD3X adds to SB3's. All are of the kind ``ValueError``, which rl-zoo3 turns into pruned trials."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 
-class NonFiniteError(ValueError):
+class _Error(ValueError):
+    """Has its constructor's arguments as attributes, and is pickled by them (``SubprocVecEnv``, Ray)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, name) for name in inspect.signature(type(self)).parameters)
+
+
+class NonFiniteError(_Error):
     """
     A NaN, an infinity or a reward beyond 1e15 came from the environment, or a NaN or an infinity arose in an update.
 
@@ -20,20 +29,18 @@ class NonFiniteError(ValueError):
         super().__init__(
             f"{tensor} {problem} at {when}. The weights are those of the last good step. "
             "If it comes from the environment, fix the environment (SB3's VecCheckNan helps to locate NaNs); "
-            "in a loss or gradient, lower learning_rate or normalize observations and rewards."
+            "in a loss or gradient, lower learning_rate or normalize observations and rewards. "
+            "If a run ends like this whenever it is resumed, resume an earlier checkpoint: "
+            "resume_run(..., checkpoint=STEPS), td3x train --resume RUN --checkpoint STEPS."
         )
         self.tensor, self.when, self.problem = tensor, when, problem
-
-    # An exception with its own constructor is pickled by its arguments (SubprocVecEnv, Ray)
-    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str, str]]:
-        return type(self), (self.tensor, self.when, self.problem)
 
 
 class ModelFileError(ValueError):
     """A file is not a model that TD3X can load: damaged, cut off, or saved by another algorithm."""
 
 
-class UntrustedModelError(ModelFileError):
+class UntrustedModelError(_Error, ModelFileError):
     """
     A file holds something that is read by running code of its author, and its reader did not say that it trusts the author.
 
@@ -50,15 +57,10 @@ class UntrustedModelError(ModelFileError):
             f"{file} cannot be loaded without trusting it: {field} holds {held}, which runs code of whoever made the file. "
             f"If you trust them, load with trust=True (td3x: --trust){instead}."
         )
-        self.field = field
-        self.held = held
-        self.file = file
-
-    def __reduce__(self) -> tuple[type["UntrustedModelError"], tuple[str, str, str]]:
-        return type(self), (self.field, self.held, self.file)
+        self.field, self.held, self.file = field, held, file
 
 
-class CheckpointError(ValueError):
+class CheckpointError(_Error):
     """
     A checkpoint cannot be written or read.
 
@@ -75,11 +77,8 @@ class CheckpointError(ValueError):
         super().__init__(f"{path} {problem}{advice}")
         self.path, self.problem, self.last_good = path, problem, last_good
 
-    def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path, str, int | None]]:
-        return type(self), (self.path, self.problem, self.last_good)
 
-
-class RunLockedError(ValueError):
+class RunLockedError(_Error):
     """
     Another process is writing into this run folder.
 
@@ -92,11 +91,8 @@ class RunLockedError(ValueError):
         super().__init__(f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder")
         self.folder, self.host, self.pid = folder, host, pid
 
-    def __reduce__(self) -> tuple[type["RunLockedError"], tuple[Path, object, object]]:
-        return type(self), (self.folder, self.host, self.pid)
 
-
-class LockLostError(ValueError):
+class LockLostError(_Error):
     """
     Another process took over the lock (for example while this one was suspended) and has since released it.
 
@@ -109,11 +105,8 @@ class LockLostError(ValueError):
         )
         self.folder = folder
 
-    def __reduce__(self) -> tuple[type["LockLostError"], tuple[Path]]:
-        return type(self), (self.folder,)
 
-
-class EnvironmentDiedError(ValueError):
+class EnvironmentDiedError(_Error):
     """
     The process of an environment of a ``SubprocVecEnv`` or ``RayVecEnv`` has ended.
 
@@ -124,6 +117,3 @@ class EnvironmentDiedError(ValueError):
     def __init__(self, which: list[int], how: str):
         super().__init__(f"the process of environment {', '.join(map(str, which))} {how}")
         self.which, self.how = which, how
-
-    def __reduce__(self) -> tuple[type["EnvironmentDiedError"], tuple[list[int], str]]:
-        return type(self), (self.which, self.how)

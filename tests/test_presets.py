@@ -216,9 +216,9 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     ("assignments", "complaint"),
     [
         (["max_grad_norm=-1"], "max_grad_norm must be above 0"),
-        (["noise_std=-0.1"], "action_noise must not be negative"),
+        (["noise_std=-0.1"], "action_noise must be at least 0"),
         (["noise_type=ornstein-uhlenbeck", "noise_std=0.2", "noise_dt=-1"], "noise_dt must be above 0"),
-        (["learning_starts=many"], "learning_starts must be a whole number or .auto., not .many."),
+        (["learning_starts=many"], "learning_starts must be a whole number of at least 0 or .auto., not .many."),
         (["policy=MlpPolici"], "Policy MlpPolici unknown"),
         (["policy_kwargs.net_ach=[64]"], r"policy_kwargs has no 'net_ach': did you mean net_arch\?$"),
         (["top_quantiles_to_drop_per_net=25"], "must be below n_quantiles"),
@@ -230,7 +230,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["train_freq=episode"], r'train_freq must be a number or a pair like \(1, "step"\)'),
         (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),
         (["policy_kwargs.net_arch=64"], "net_arch must be a list of layer sizes"),
-        (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be at least 1, not 0"),
+        (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be a whole number of at least 1, not 0"),
         (["env_wrapper=os.system"], "env_wrapper can be"),
     ],
 )

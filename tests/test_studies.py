@@ -86,11 +86,11 @@ class TestFile:
             ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
             ({"seeds": []}, "seeds must be a list"),
             ({"seeds": [3, 0, 3]}, "two runs are named td3x_default_Pendulum-v1_s3"),
-            ({"seeds": [-1]}, "seeds must be at least 0"),
+            ({"seeds": [-1]}, "seeds must be a whole number of at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),
             ({"overrides": [1]}, "overrides must be a mapping"),
             ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
-            ({"steps": "many"}, "steps must be a finite number"),
+            ({"steps": "many"}, "steps must be a whole number of at least 1"),
             ({"device": "tpu"}, "there is no device 'tpu'"),
         ],
     )

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 AUTO = "auto"
-LARGEST_EXACT_INT = 2**53  # up to here each integer is a float of its own
 
 
 def parse_yaml_scalar(value: Any) -> Any:
@@ -25,56 +24,34 @@ def parse_yaml_scalar(value: Any) -> Any:
         number = float(value)
     except ValueError:
         return value
-    return int(number) if number.is_integer() and abs(number) < LARGEST_EXACT_INT else number
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number  # above, floats miss some integers
 
 
-def check_float(name: str, value: Any) -> float:
-    """``value`` as a finite ``float``. Like all checks here it raises ``ValueError`` for anything else."""
+def check_float(
+    name: str, value: Any, is_allowed: Callable[[float], bool] = math.isfinite, allowed: str = "a finite number"
+) -> float:
+    """``value`` as a finite ``float`` that is allowed. Like all checks here it raises ``ValueError`` for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if isinstance(value, (str, bool)) or not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    if isinstance(value, (str, bool)) or not math.isfinite(number) or not is_allowed(number):
+        raise ValueError(f"{name} must be {allowed}, not {value!r}")
     return number
+
+
+check_probability = partial(check_float, is_allowed=lambda number: 0 <= number <= 1, allowed="between 0 and 1")
+check_positive = partial(check_float, is_allowed=lambda number: number > 0, allowed="above 0")
+check_not_negative = partial(check_float, is_allowed=lambda number: number >= 0, allowed="at least 0")
 
 
 def check_int(name: str, value: Any, minimum: int, *, or_auto: bool = False) -> Any:
     """``value`` as an ``int`` of at least ``minimum``; ``1e6`` is accepted, and with ``or_auto`` also ``"auto"``."""
-    if or_auto and isinstance(value, str):
-        if value != AUTO:
-            raise ValueError(f'{name} must be a whole number or "{AUTO}", not {value!r}')
+    if or_auto and value == AUTO:
         return value
-    number = check_float(name, value)
-    if number != int(number):
-        raise ValueError(f"{name} must be a whole number, not {value!r}")
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, not {value!r}")
+    allowed = f"a whole number of at least {minimum}" + (f' or "{AUTO}"' if or_auto else "")
+    check_float(name, value, lambda number: number.is_integer() and number >= minimum, allowed)
     return int(value)
-
-
-def check_probability(name: str, value: Any) -> float:
-    """``value`` if it is between 0 and 1."""
-    number = check_float(name, value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} must be between 0 and 1, not {value!r}")
-    return number
-
-
-def check_positive(name: str, value: Any) -> float:
-    """``value`` if it is above 0."""
-    number = check_float(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} must be above 0, not {value!r}")
-    return number
-
-
-def check_not_negative(name: str, value: Any) -> float:
-    """``value`` if it is 0 or above."""
-    number = check_float(name, value)
-    if number < 0:
-        raise ValueError(f"{name} must not be negative, not {value!r}")
-    return number
 
 
 def check_bool(name: str, value: Any) -> bool:

@@ -16,24 +16,11 @@ _LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # for larger ones numpy reads b
 
 
 @contextmanager
-def generators_kept(device: th.device | None = None, seed: int | None = None) -> Iterator[None]:
-    """
-    Restore the global generators of Python, numpy and torch at the end, so that a run does not depend on what is drawn inside.
-
-    :param device: if it is a CUDA device, its generator too
-    :param seed: seed them first; ``None`` leaves them as they are
-    """
-    devices = [device] if device is not None and device.type == "cuda" else []
+def generators_kept() -> Iterator[None]:
+    """Restore the global generators of Python, numpy and torch (of the CPU) at the end."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
-        with th.random.fork_rng(devices=devices):
-            if seed is not None:
-                random.seed(seed)
-                np.random.seed(seed % 2**32)
-                th.default_generator.manual_seed(seed)  # `th.manual_seed` would seed every device
-                for cuda in devices:
-                    with th.cuda.device(cuda):
-                        th.cuda.manual_seed(seed)
+        with th.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(of_python)

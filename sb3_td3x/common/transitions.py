@@ -1,17 +1,14 @@
 """What SB3's replay buffers do not check: whether they fit the model, and whether a transition can be learned from."""
 
 import warnings
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch as th
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import BaseBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
-from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 
 from sb3_td3x.errors import NonFiniteError
 
@@ -22,22 +19,11 @@ MAX_REWARD = 1e15
 def sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
 ) -> ReplayBufferSamples:
-    """``buffer.sample`` without SB3's second copy (indexing makes one), with a check of the rewards of hindsight goals."""
-    copies_twice = type(buffer).to_torch is BaseBuffer.to_torch and "to_torch" not in vars(buffer)
-    if copies_twice:
-        buffer.to_torch = partial(_as_tensor, device=buffer.device)  # type: ignore[method-assign]
-    try:
-        batch = buffer.sample(batch_size, env=normalization)
-    finally:
-        if copies_twice:
-            del buffer.to_torch
-    if isinstance(buffer, HerReplayBuffer):  # which has just computed them; all others were checked when they were stored
+    """``buffer.sample`` with a check of the rewards of hindsight goals, which are computed only now."""
+    batch = buffer.sample(batch_size, env=normalization)
+    if isinstance(buffer, HerReplayBuffer):
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
-
-
-def _as_tensor(array: np.ndarray, copy: bool = True, *, device: th.device) -> th.Tensor:
-    return th.as_tensor(array, device=device)
 
 
 def can_sample(buffer: ReplayBuffer) -> bool:
@@ -68,13 +54,6 @@ def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> N
         ends[buffer.pos - 1, is_truncated] = 1
 
 
-def require_known_goals(buffer_kwargs: dict[str, Any]) -> None:
-    """Refuse an unknown strategy of hindsight goals with a ``ValueError``; SB3 raises a bare ``KeyError``."""
-    strategy = buffer_kwargs.get("goal_selection_strategy")
-    if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
-        raise ValueError(f"goal_selection_strategy can be {', '.join(KEY_TO_GOAL_STRATEGY)}, not {strategy!r}")
-
-
 def check_fits(buffer: ReplayBuffer, present: Any) -> None:
     """Refuse a loaded buffer whose transitions mean something else than those of the present buffer or model."""
     for name in ("n_steps", "n_envs", "observation_space", "action_space"):
@@ -83,18 +62,12 @@ def check_fits(buffer: ReplayBuffer, present: Any) -> None:
             raise ValueError(f"the replay buffer has {name}={loaded}, but the model has {name}={expected}")
 
 
-def require_as_built(name: str, value: Any, built_with: Any) -> None:
-    """Refuse a change of a setting that the replay buffer was built with: ``ValueError``."""
-    if value != built_with:
-        raise ValueError(f"{name} cannot be changed from {built_with!r} to {value!r}: give it to the constructor or to load")
-
-
 def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
     """Refuse a buffer that sums another number of steps: ``ValueError``."""
     if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
         raise ValueError(
-            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: "
-            "give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
+            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: give n_steps to the "
+            "constructor without replay_buffer_class and prioritization, which chooses NStepReplayBuffer"
         )
 
 
@@ -112,29 +85,22 @@ def require_stored_as_seen(env: VecEnv) -> None:
     )
 
 
-def running_statistics(env: VecNormalize) -> list[RunningMeanStd]:
-    """The running statistics of returns, and of observations if they are normalized."""
-    if not env.norm_obs:
-        return [env.ret_rms]
-    return [*(env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]), env.ret_rms]
-
-
 class KeptStatistics:
     """The statistics of ``VecNormalize`` after the last good step, because a NaN that is counted stays in them."""
 
     def __init__(self, env: VecNormalize | None):
-        self._env = env
+        self._moments: list[RunningMeanStd] = [] if env is None else [env.ret_rms]
+        if env is not None and env.norm_obs:
+            self._moments += env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]
         self.keep()
 
     def keep(self) -> None:
         """Keep the present ones. ``VecNormalize`` replaces their arrays and does not write into them."""
-        statistics = [] if self._env is None else running_statistics(self._env)
-        self._kept = [(moments, moments.mean, moments.var, moments.count) for moments in statistics]
+        self._kept = [dict(vars(moments)) for moments in self._moments]
 
     def restore(self) -> None:
-        """Set the statistics to the kept ones."""
-        for moments, mean, var, count in self._kept:
-            moments.mean, moments.var, moments.count = mean, var, count
+        for moments, kept in zip(self._moments, self._kept, strict=True):
+            vars(moments).update(kept)
 
 
 def require_finite(observation: np.ndarray | dict[str, np.ndarray], name: str, when: str) -> None:
@@ -158,18 +124,15 @@ def check_transition(
     actions: np.ndarray,
     observations: np.ndarray | dict[str, np.ndarray],
     rewards: np.ndarray,
-    dones: np.ndarray,
     infos: list[dict[str, Any]],
     normalization: VecNormalize | None,
     when: str,
 ) -> None:
     """
-    Check what one step of the environments adds to the replay buffer.
+    Raise ``NonFiniteError`` for what cannot be learned from in one step of the environments.
 
     :param observations: after the step; the terminal ones are in ``infos``
     :param normalization: if there is one, the observations and rewards before it are stored
-    :raises NonFiniteError: naming what is not finite, or a reward that is too large
-    :raises ValueError: for an end or a time limit that is neither true nor false, ``None`` for example
     """
     require_finite(actions, "action (the exploration noise is part of it)", when)
     check_rewards(rewards, "reward", when)
@@ -177,12 +140,6 @@ def check_transition(
         observations = normalization.get_original_obs()
         require_finite(normalization.get_original_reward().astype(np.float32), "reward", when)
     require_finite(observations, "observation", when)
-    for index, (done, info) in enumerate(zip(dones, infos, strict=True)):
-        if done and "terminal_observation" in info:
+    for info in infos:
+        if "terminal_observation" in info:
             require_finite(info["terminal_observation"], "terminal observation", when)
-        is_truncated = info.get("TimeLimit.truncated", False)
-        if done not in (0, 1) or is_truncated not in (0, 1):
-            raise ValueError(
-                f"environment {index} ended its episode with {done!r} and its time limit with {is_truncated!r} at {when}: "
-                'terminated, truncated and info["TimeLimit.truncated"] must be True or False'
-            )

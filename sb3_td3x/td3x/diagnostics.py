@@ -7,13 +7,13 @@ They do not change random generators or networks, so that training does not depe
 import time
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x.common.random_state import generators_kept
 from sb3_td3x.common.transitions import can_sample, sample
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
@@ -69,9 +69,13 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
 def undisturbed_sample(
     buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, seed: int
 ) -> ReplayBufferSamples:
-    """A batch determined by ``seed`` and the buffer's content; random generators are restored."""
-    with generators_kept(buffer.device, seed):
+    """A batch determined by ``seed`` and the buffer's content; numpy's generator, which buffers draw from, is restored."""
+    state = np.random.get_state()
+    np.random.seed(seed % 2**32)
+    try:
         return sample(buffer, batch_size, normalization)
+    finally:
+        np.random.set_state(state)
 
 
 def _is_custom(buffer: ReplayBuffer) -> bool:

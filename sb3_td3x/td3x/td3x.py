@@ -301,8 +301,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
         self._check_settings()
-        transitions.require_known_goals(self.replay_buffer_kwargs)
-        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
+        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class)
 
     def _check_settings(self) -> None:
         """Check the settings edited since the last call; an edited ``learning_rate`` or ``train_freq`` takes effect."""
@@ -317,7 +316,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             return
         built = dict(zip(CHECKS, before, strict=True))
         for name in ("buffer_size", "optimize_memory_usage", "n_quantiles"):
-            transitions.require_as_built(name, getattr(self, name), built[name])
+            if (value := getattr(self, name)) != built[name]:
+                raise ValueError(f"{name} cannot be changed from {built[name]!r} to {value!r}: give it to TD3X(...) or load")
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
         # SB3 does this only once
@@ -520,7 +520,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     ) -> None:
         normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
         if normalization is None or not self._is_env_used_by_others():
-            transitions.check_transition(buffer_action, new_obs, reward, dones, infos, normalization, when)
+            transitions.check_transition(buffer_action, new_obs, reward, infos, normalization, when)
             self._statistics.keep()
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now

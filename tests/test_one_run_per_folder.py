@@ -77,7 +77,7 @@ class TestOneWriter:
         subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
         assert (tmp_path / "lock").exists()
         with RunLock(tmp_path) as ours:
-            assert ours.is_ours()
+            ours.require_ours()
         assert caplog.text == ""
 
     def test_one_whose_process_number_is_in_use_again_is_taken_over_at_once(self, tmp_path, caplog):
@@ -105,7 +105,7 @@ class TestOneWriter:
         os.utime(tmp_path / "lock", times=(time.time() + 3600,) * 2)
         began = time.monotonic()
         with RunLock(tmp_path) as ours:
-            assert ours.is_ours()
+            ours.require_ours()
         assert time.monotonic() - began > 1.5
         assert f"waiting up to 1 seconds for a sign of process {os.getpid()} on {host.partition('?')[0]}" in caplog.text
 

@@ -47,7 +47,8 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
         added = previous["added"] + new_rows
         # Without the last one: where an episode is cut, its last transition changes
         chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
-        if not all(files.has_its_size(folder / chunk["file"], chunk) for chunk in chunks):
+        sizes = {folder / chunk["file"]: chunk["bytes"] for chunk in chunks}
+        if not all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
             chunks = []  # a file is gone or cut off
     first = chunks[-1]["last"] if chunks else added - buffer.size()
     while first < added:

@@ -161,7 +161,9 @@ class Store:
             kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
             for path in self._paths():
                 if path not in kept:
-                    files.remove_folder(path)
+                    hidden = path.with_name(f".{path.name}.removed")
+                    shutil.rmtree(hidden, ignore_errors=True)
+                    path.rename(hidden)  # so that a part of it is never taken for the whole
             readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
             needed = {chunk["file"] for checkpoint in readable if isinstance(checkpoint, Checkpoint)
                       for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ def flush(path: Path) -> None:
     """Wait until the content of a file, or a folder's list of names, is on the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder; its renames are journaled
-    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as error:
@@ -45,12 +44,8 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """
-    Give a temporary path, which is renamed to ``path`` at the end. After an error the old file stays.
-
-    The temporary name has the suffix of ``path``, by which libraries choose the format, and is unique, so that several threads
-    may write the same file.
-    """
+    """Give a temporary path, which is renamed to ``path`` at the end. After an error the old file stays."""
+    # With the suffix, by which libraries choose the format, and unique, so that several threads may write the same file
     partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
     try:
         yield partial
@@ -83,14 +78,6 @@ def require_writable(path: Path) -> None:
             pass
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder. It is renamed first, so that a part of it is never taken for the whole."""
-    hidden = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file; ``ValueError`` if it is damaged or holds objects."""
     try:
@@ -111,18 +98,11 @@ def describe(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def has_its_size(path: Path, described: dict[str, int | str]) -> bool:
-    """Whether a file exists in the size that ``describe`` found; it is not read."""
-    return path.is_file() and path.stat().st_size == described["bytes"]
-
-
 def check(path: Path, described: dict[str, int | str]) -> None:
     """Raise a ``CheckpointError`` that names the file if it is missing or has changed since ``describe``."""
     with explained(path):
         if not path.is_file():
             raise CheckpointError(path, "is missing")
-        if not has_its_size(path, described):
-            raise CheckpointError(path, f"is damaged: it has {path.stat().st_size} bytes instead of {described['bytes']}")
         if describe(path)["sha256"] != described["sha256"]:
             raise CheckpointError(path, "is damaged: its checksum differs")
 

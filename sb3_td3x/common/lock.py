@@ -43,24 +43,20 @@ class RunLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._lease.release()  # leaves a successor's lock alone
 
-    def is_ours(self) -> bool:
-        """Whether the lock is still this process's; one that was suspended for longer than a lease may have lost it."""
-        owner = self._lease.owner
-        return owner is not None and owner.token == self._lease.token
-
     def require_ours(self) -> None:
         """
-        Call this before each write.
+        Call this before each write: a process that was suspended for longer than a lease may have lost its lock.
 
         :raises RunLockedError: if another process has taken over the lock
         :raises LockLostError: if it has released the lock since
         """
         for _ in range(2):  # a process that examines the lock moves it aside for a moment
-            is_unreadable = self._lease.owner is None and (self.folder / LOCK).exists()  # as files of a network sometimes are
-            if is_unreadable or self.is_ours():
+            owner = self._lease.owner
+            is_unreadable = owner is None and (self.folder / LOCK).exists()  # as files of a network sometimes are
+            if is_unreadable or (owner is not None and owner.token == self._lease.token):
                 return
             time.sleep(0.1)
-        raise self._locked() if self._lease.owner is not None else LockLostError(self.folder)
+        raise LockLostError(self.folder) if owner is None else self._locked()
 
     def _patience(self) -> float:
         """Seconds to wait for the lock."""

@@ -10,7 +10,6 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import OrderEnforcing
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -115,7 +114,7 @@ class TestAnEpisodeThatIsCut:
         return lambda algorithm: request.param(self, algorithm, tmp_path)
 
     def test_ends_n_step_returns(self, continued):
-        buffer = continued(model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0).learn(15)).replay_buffer
+        buffer = continued(model(CountingEnv(), n_steps=3, gamma=1.0).learn(15)).replay_buffer
         batch = buffer._get_samples(np.array([11, 13, 14]), env=None)
         assert batch.rewards.flatten().tolist() == [12 + 13 + 14, 14 + 15, 15]
         assert batch.next_observations[:, 1].tolist() == [14, 15, 15]
@@ -126,7 +125,7 @@ class TestAnEpisodeThatIsCut:
         """A buffer that handles no time limits never writes its ``timeouts`` again."""
         kwargs = {"handle_timeout_termination": False}
         algorithm = continued(
-            model(OrderEnforcing(CountingEnv()), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15)
+            model(CountingEnv(), n_steps=3, gamma=1.0, buffer_size=43, replay_buffer_kwargs=kwargs).learn(15)
         )
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15
         algorithm.learn(20, reset_num_timesteps=False)
@@ -139,7 +138,7 @@ class TestAnEpisodeThatIsCut:
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
-            algorithm = continued(model(OrderEnforcing(CountingGoalEnv()), **settings).learn(30))
+            algorithm = continued(model(CountingGoalEnv(), **settings).learn(30))
         batch = algorithm.replay_buffer.sample(500)
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()

@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_td3x.common import validation
-from sb3_td3x.common.vec_envs import copy_terminal_observations, explained_deaths
+from sb3_td3x.common.vec_envs import explained_deaths, hook_uses
 from sb3_td3x.errors import EnvironmentDiedError
 
 try:
@@ -74,7 +74,7 @@ class RayVecEnv(VecEnv):
         registered = _registered()
         makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
         self._actors: list[Any] = [remote.remote(makers[part], vec_env_cls) for part in self._parts]
-        self._observations: list[VecEnvObs | None] = [None] * len(self._actors)
+        self._last_obs: VecEnvObs | None = None
         self._stepping: list[ray.ObjectRef] = []
         try:
             observation_space, action_space = self._wait_for_start(start_timeout)
@@ -87,22 +87,28 @@ class RayVecEnv(VecEnv):
         self._stepping = [actor.step.remote(actions[part]) for actor, part in zip(self._actors, self._parts, strict=True)]
 
     def step_wait(self) -> VecEnvStepReturn:
-        results = self._get(self._stepping, range(len(self._actors)))
-        observations, rewards, dones, infos, reset_infos = zip(*results, strict=True)
-        self._explain_rebuilt(infos, observations)
-        self._observations = list(observations)
+        results = zip(*self._get(self._stepping), strict=True)
+        observations_of_actors, rewards, dones, infos_of_actors, reset_infos = results
+        observations, infos = _joined(observations_of_actors), list(chain(*infos_of_actors))
+        if rebuilt := [index for index, info in enumerate(infos) if info.get(REBUILT)]:
+            # There is no observation before the first step of a run that was resumed inside an episode
+            before = observations if self._last_obs is None else self._last_obs
+            for index in rebuilt:
+                infos[index]["terminal_observation"] = _observation_of(before, index)
+            warnings.warn(f"environment {', '.join(map(str, rebuilt))} died and was rebuilt: its episode is cut", stacklevel=3)
+        self._last_obs = observations
         self.reset_infos = list(chain(*reset_infos))
-        return _joined(observations), np.concatenate(rewards), np.concatenate(dones), list(chain(*infos))
+        return observations, np.concatenate(rewards), np.concatenate(dones), infos
 
     def reset(self) -> VecEnvObs:
         parts = zip(self._actors, self._parts, strict=True)
         calls = [actor.reset.remote(self._seeds[part], self._options[part]) for actor, part in parts]
-        observations, reset_infos = zip(*self._get(calls, range(len(self._actors))), strict=True)
+        observations_of_actors, reset_infos = zip(*self._get(calls), strict=True)
         self._reset_seeds()
         self._reset_options()
-        self._observations = list(observations)
+        self._last_obs = _joined(observations_of_actors)
         self.reset_infos = list(chain(*reset_infos))
-        return _joined(observations)
+        return self._last_obs
 
     def close(self) -> None:
         if self._actors and ray.is_initialized():
@@ -137,7 +143,7 @@ class RayVecEnv(VecEnv):
 
     def _each_actor(self, _name: str, *args: Any) -> list[Any]:
         """Call a method of each actor's ``VecEnv``."""
-        return self._get([actor.call.remote(_name, args, {}) for actor in self._actors], range(len(self._actors)))
+        return self._get([actor.call.remote(_name, args, {}) for actor in self._actors])
 
     def _each_env(self, _name: str, _indices: VecEnvIndices, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of each environment's ``VecEnv`` with the index of that environment alone."""
@@ -145,12 +151,13 @@ class RayVecEnv(VecEnv):
         calls = [self._actors[actor].call.remote(_name, args, {**kwargs, "indices": [inner]}) for actor, inner in places]
         return self._get(calls, [actor for actor, _ in places])
 
-    def _get(self, calls: list["ray.ObjectRef"], actors: Iterable[int]) -> list[Any]:
-        """The results of one call to each of these actors."""
+    def _get(self, calls: list["ray.ObjectRef"], actors: Sequence[int] | None = None) -> list[Any]:
+        """The results of one call to each of these actors, by default to each of all."""
         try:
             return ray.get(calls)
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-            dead = sorted({actor for call, actor in zip(calls, actors, strict=True) if _has_no_result(call)})
+            called = range(len(self._actors)) if actors is None else actors
+            dead = sorted({actor for call, actor in zip(calls, called, strict=True) if _has_no_result(call)})
             which = [index for actor in dead for index in range(self.num_envs)[self._parts[actor]]]
             raise EnvironmentDiedError(which, f"ended: {str(error).splitlines()[-1]}") from error
 
@@ -163,19 +170,7 @@ class RayVecEnv(VecEnv):
                 f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They need {self._actor_options}; Ray has "
                 f"{ray.available_resources()} left. Lower num_cpus, add machines, or raise start_timeout"
             )
-        return self._get(calls, range(len(calls)))[0]
-
-    def _explain_rebuilt(self, infos: Sequence[list[dict[str, Any]]], observations: Sequence[VecEnvObs]) -> None:
-        """Add the terminal observation to the ``info`` of rebuilt environments, whose actors do not know it."""
-        for actor, now in enumerate(observations):
-            if not infos[actor][0].get(REBUILT):
-                continue
-            before = self._observations[actor]
-            for inner, info in enumerate(infos[actor]):
-                # There is no observation before the first step of a run that was resumed inside an episode
-                info["terminal_observation"] = _observation_of(now if before is None else before, inner)
-            which = range(self.num_envs)[self._parts[actor]]
-            warnings.warn(f"environment {', '.join(map(str, which))} died and was rebuilt: its episode is cut", stacklevel=4)
+        return self._get(calls)[0]
 
 
 class _Environments:
@@ -183,7 +178,7 @@ class _Environments:
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], vec_env_cls: Callable[..., VecEnv]):
         self.env = vec_env_cls(env_fns)
-        copy_terminal_observations(self.env)
+        hook_uses(self.env)  # which copies terminal observations
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
             self.lost_episodes = ray.get_runtime_context().was_current_actor_reconstructed

@@ -1,27 +1,24 @@
 """What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run can be resumed."""
 
 import copy
-import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import truncate_episodes
-from sb3_td3x.common.vec_envs import EnvironmentUse
-from sb3_td3x.errors import NonFiniteError
+from sb3_td3x.common.vec_envs import Hook, hook_uses
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
-    "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_use", "_expected_use",
+    "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_hooks", "_env_uses",
 )  # fmt: skip
 """Attributes of ``Resumable`` that belong to the process."""
 
@@ -35,17 +32,21 @@ class StopTraining(Exception):
 
 
 class _WatchedCallback:
-    """A callback that keeps what its last step returned: SB3 treats ``None`` as ``False`` without a warning."""
+    """
+    The callback of a rollout. Notes how often the environments were used when a step has just been made, and keeps what the
+    callback's last step returned: SB3 treats ``None`` as ``False`` without a warning.
+    """
 
     result: Any = True
 
-    def __init__(self, callback: BaseCallback):
-        self._callback = callback
+    def __init__(self, callback: BaseCallback, model: "Resumable"):
+        self._callback, self._model = callback, model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._callback, name)
 
     def on_step(self) -> Any:
+        self._model._env_uses = self._model._count_env_uses()
         self.result = self._callback.on_step()
         return self.result
 
@@ -68,8 +69,8 @@ class Resumable(OffPolicyAlgorithm):
     _rows_stored = 0  # steps that this process has put into the replay buffer
     _stops_before_next_step = False
     _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
-    _env_use: EnvironmentUse | None = None
-    _expected_use = 0  # its count if only this model has used the environments
+    _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
+    _env_uses = 0  # as many as there are while nobody else uses them
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -87,13 +88,7 @@ class Resumable(OffPolicyAlgorithm):
                 warnings.warn(f"nothing to do: {self.num_timesteps:,} steps are made, and {counted}", stacklevel=2)
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
-        try:
-            return super().learn(total_timesteps, *args, **kwargs)
-        except NonFiniteError as error:
-            if self.resumptions:
-                error.args = (f"{error} If the run ends like this whenever it is resumed, resume an earlier checkpoint: "
-                              "resume_run(..., checkpoint=STEPS), td3x train --resume RUN --checkpoint STEPS.",)  # fmt: skip
-            raise
+        return super().learn(total_timesteps, *args, **kwargs)
 
     def stop_before_next_step(self) -> None:
         """End ``learn`` before the next environment step, possibly inside a rollout."""
@@ -101,7 +96,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated
-        watched = _WatchedCallback(callback)
+        watched = _WatchedCallback(callback, self)
         try:
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
         except StopTraining:
@@ -121,7 +116,6 @@ class Resumable(OffPolicyAlgorithm):
         if self._is_env_used_by_others():
             self._begin_new_episodes()
         self._is_stored = False  # next, the environments make this step
-        self._expected_use += 1
         return super()._sample_action(*args, **kwargs)
 
     def _store_transition(
@@ -139,7 +133,10 @@ class Resumable(OffPolicyAlgorithm):
 
     def _is_env_used_by_others(self) -> bool:
         """Whether the environments were stepped or reset by others since the last step, for example by an evaluation."""
-        return self._env_use is not None and self._env_use.count != self._expected_use
+        return self._count_env_uses() != self._env_uses
+
+    def _count_env_uses(self) -> int:
+        return sum([hook.calls for hook in self._env_hooks])
 
     def _begin_new_episodes(self) -> None:
         """Truncate the unfinished episodes in the replay buffer and reset the environments."""
@@ -155,7 +152,7 @@ class Resumable(OffPolicyAlgorithm):
     def _take_over_reset(self) -> None:
         """Continue from the present observations, after a reset or where a saved run is resumed."""
         self._last_obs = copy.deepcopy(self._last_obs)
-        self._expected_use = 0 if self._env_use is None else self._env_use.count
+        self._env_uses = self._count_env_uses()
 
     def _setup_learn(
         self,
@@ -167,14 +164,11 @@ class Resumable(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and self._on_resume is not None:
             raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
-        last_use, self._env_use = self._env_use, None if self.env is None else EnvironmentUse.of(self.env)
-        if last_use is self._env_use and self._is_env_used_by_others():
+        hooks_before, self._env_hooks = self._env_hooks, [] if self.env is None else hook_uses(self.env)
+        if hooks_before == self._env_hooks and self._is_env_used_by_others():
             self._last_obs = None  # so that SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             truncate_episodes(self.replay_buffer)  # SB3 is about to reset the environments
-        has_logger = self._custom_logger
-        if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
-            self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         continues_episode = not reset_num_timesteps and self._last_obs is not None
         if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
@@ -184,7 +178,6 @@ class Resumable(OffPolicyAlgorithm):
         finally:
             if self.action_noise is None:
                 self.__dict__["action_noise"] = noise
-            self._custom_logger = has_logger
         self._is_stored = True
         self._stops_before_next_step = self._is_inside_rollout = False
         if reset_num_timesteps:
@@ -193,6 +186,10 @@ class Resumable(OffPolicyAlgorithm):
             self._on_resume(result[1])
         self._take_over_reset()
         return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and ``deepcopy``: without the hooks, which hold the environments."""
+        return {**self.__dict__, "_env_hooks": ()}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *NOT_SAVED, *self.only_in_checkpoints]

@@ -636,7 +636,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the compiled programs."""
-        return {**self.__dict__, "_updater": None, "_updater_made_for": None}
+        return {**super().__getstate__(), "_updater": None, "_updater_made_for": None}
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """

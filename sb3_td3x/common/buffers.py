@@ -111,10 +111,14 @@ def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBu
     return prioritization
 
 
-def buffer_class_for(prioritization: str | None, requested: type[ReplayBuffer] | None) -> type[ReplayBuffer] | None:
+def buffer_class_for(
+    prioritization: str | None, requested: type[ReplayBuffer] | None, n_steps: int
+) -> type[ReplayBuffer] | None:
     """The replay buffer's class for the user's ``replay_buffer_class``; ``None`` leaves the choice to SB3."""
     if requested is not None and not (isinstance(requested, type) and issubclass(requested, ReplayBuffer)):
         raise ValueError(f"replay_buffer_class must be a subclass of SB3's ReplayBuffer or None, not {requested!r}")
+    if prioritization == "lap" and n_steps > 1:
+        raise ValueError(f'prioritization="lap" is for n_steps=1, not {n_steps}')
     if prioritization == "lap" and requested is None:
         return PrioritizedReplayBuffer
     check_prioritization(prioritization, requested or ReplayBuffer)

@@ -66,8 +66,8 @@ def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
     """Refuse a buffer that sums another number of steps: ``ValueError``."""
     if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
         raise ValueError(
-            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: give n_steps to the "
-            "constructor without replay_buffer_class and prioritization, which chooses NStepReplayBuffer"
+            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: "
+            "give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
         )
 
 

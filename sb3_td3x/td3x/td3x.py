@@ -301,7 +301,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
         self.policy_class = policies.FROM_SB3.get(self.policy_class, self.policy_class)
         self._check_settings()
-        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class)
+        self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
     def _check_settings(self) -> None:
         """Check the settings edited since the last call; an edited ``learning_rate`` or ``train_freq`` takes effect."""

@@ -25,7 +25,7 @@ from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.validation import check_int
-from sb3_td3x.common.vec_envs import EnvironmentUse, explained_deaths
+from sb3_td3x.common.vec_envs import explained_deaths, hook_uses
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
@@ -73,7 +73,7 @@ def save_run(
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     env = _env_of(model)
-    if model._on_resume is not None or model._env_use is not EnvironmentUse.of(env):
+    if model._on_resume is not None or model._env_hooks != hook_uses(env):
         raise ValueError("learn has not begun with these environments, which have no state to save: save in or after it")
     store = Store(Path(folder).resolve())
     saves = _saves.setdefault(model, {})

@@ -106,11 +106,9 @@ def _is_untouched() -> bool:
 
 def choose_matrix_kernels() -> str:
     """
-    ``"onednn"`` on processors where oneDNN's float32 products are known to be faster and are not less accurate here, else
-    ``"default"``.
+    ``"onednn"`` on AMD's family 26 (Zen 5), where its products take half the time, if they are accurate here.
 
-    On AMD's family 26 (Zen 5) they take half the time of the default kernels. The choice is made by the processor's name, not
-    by a measurement, so that two runs with one seed cannot differ by noise.
+    No time is measured, so that two runs with one seed cannot differ by noise.
     """
     return "onednn" if all(part in processor() for part in ZEN_5) and _onednn_is_accurate() else "default"
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,7 +12,7 @@ from stable_baselines3.common.utils import safe_mean
 
 from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.results.scores import duration_text, score_text
+from sb3_td3x.results.scores import score_text
 from sb3_td3x.runs.experiment import Run
 
 LIFE_SECONDS = 30
@@ -96,7 +97,7 @@ class ShowProgress(BaseCallback):
             steps, rate = model.num_timesteps, self._rate()
             returns = [episode["r"] for episode in list(model.ep_info_buffer or ())]
             score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            left = f"{duration_text((self.run.total - steps) / rate)} left" if rate else "time left unknown"
+            left = f"{timedelta(seconds=round((self.run.total - steps) / rate))} left" if rate else "time left unknown"
             self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
 
     def _on_step(self) -> bool:

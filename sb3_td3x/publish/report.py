@@ -10,6 +10,7 @@ import io
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.results.plots import AXES, chart, plain
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.results.scores import Scores, csv_lines, duration_text, of_run, score_text
+from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
 
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -134,7 +135,7 @@ def _facts(
     if scores is not None and (timed := scores.seconds > 0).any():
         seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
         remark = f"up to the evaluation at {steps:,.0f} steps, {steps / seconds:,.0f} steps per second"
-        yield "time", duration_text(seconds), remark
+        yield "time", str(timedelta(seconds=round(seconds))), remark
 
 
 def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:

@@ -182,11 +182,8 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _on_grid(runs: Sequence[Scores], axis: str) -> tuple[np.ndarray, np.ndarray]:
     """
-    Every position at which any run was evaluated and all have scores before and after, and the scores there.
-
-    Between two evaluations a run's score is the straight line: over time no two runs are evaluated at the same moments.
-
-    :return: positions ``(points,)`` and scores ``(runs, points)``
+    Every position ``(points,)`` at which any run was evaluated and all have scores before and after, and the scores there,
+    ``(runs, points)``: those between two evaluations lie on the straight line.
     """
     points = [_points(run, axis)[:2] for run in runs]
     grid = np.unique(np.concatenate([x for x, _ in points]))

@@ -53,15 +53,6 @@ def score_text(score: float) -> str:
     return f"{score:.0f}" if abs(score) >= 100 else f"{score:.3g}"
 
 
-def duration_text(seconds: float) -> str:
-    """A duration for display, such as 40 s, 3.5 min or 2 h 5 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
-
-
 def _told_apart(runs: list[Scores]) -> list[Scores]:
     """Append to the labels of runs of one label and environment the settings in which they differ."""
     settings = [_settings(run) for run in runs]

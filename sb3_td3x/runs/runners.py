@@ -172,7 +172,7 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself tries silently for more than a minute."""
+    """Ray itself tries for several minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:

@@ -169,9 +169,7 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
         arguments["action_noise"] = _action_noise(entry, action_shape)
     for rate in ("learning_rate", "qf_learning_rate"):
         if isinstance(text := arguments.get(rate), str):
-            from stable_baselines3.common.utils import LinearSchedule
-
-            arguments[rate] = LinearSchedule(_linear_start(rate, text), 0.0, 1.0)
+            arguments[rate] = _linear_schedule(rate, text)
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
     for name in (key for key in MAPPINGS if key in arguments):
@@ -198,15 +196,15 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 
-def _linear_start(name: str, text: str) -> float:
+def _linear_schedule(name: str, text: str) -> Any:
     """``lin_7e-4`` is a rate that falls from 7e-4 to 0 over the run."""
+    from stable_baselines3.common.utils import LinearSchedule
+
     prefix, _, start = text.partition("_")
-    try:
-        if prefix == "lin":
-            return check_float(name, float(start))
-    except ValueError:
-        pass
-    raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
+    rate = parse_yaml_scalar(start)
+    if prefix != "lin" or not isinstance(rate, (int, float)):
+        raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
+    return LinearSchedule(check_float(name, rate), 0.0, 1.0)
 
 
 def known_class(key: str, name: Any) -> Any:

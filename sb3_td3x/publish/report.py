@@ -66,7 +66,8 @@ def render(run: RunDir) -> str:
     template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
-    saved = Store(run.checkpoints).checkpoints()
+    steps, saved = config.get("n_timesteps"), Store(run.checkpoints).checkpoints()
+    planned = steps if isinstance(steps, (int, float)) else 0
     notes: list[str] = []
     scores, log = _scores(run, notes), _log(run, notes)
     return environment.from_string(template).render(
@@ -74,11 +75,11 @@ def render(run: RunDir) -> str:
         setting=f"{str(arguments.get('algo', '')).upper()} {arguments.get('setting') or ''}".strip(),
         preset=arguments.get("preset"),
         seed=arguments.get("seed"),
-        facts=list(_facts(saved, _planned(config), scores, log)),
+        facts=list(_facts(saved, planned, scores, log)),
         curves=list(_curves(scores)),
         charts=list(_charts(log)),
         video=_video(run, notes),
-        commands=list(_commands(run, saved, _planned(config), arguments)),
+        commands=list(_commands(run, saved, planned, arguments)),
         tables={
             "Hyperparameters": _lines(config),
             "Arguments": _lines({key: value for key, value in arguments.items() if key != "versions"}),
@@ -112,12 +113,6 @@ def _number(text: str | None) -> float:
     except ValueError:
         return math.nan
     return number if abs(number) < 1e100 else math.nan  # the axes of a chart overflow long before a float does
-
-
-def _planned(config: Mapping[str, Any]) -> float:
-    """The number of steps that the run is to make, 0 where its settings do not say."""
-    steps = config.get("n_timesteps")
-    return float(steps) if isinstance(steps, (int, float)) and math.isfinite(steps) else 0.0
 
 
 def _facts(

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, errors
 from tests.tools import LineEnv, largest_difference, model, weights
 
 
@@ -105,6 +106,23 @@ def test_networks_are_float32_whatever_torchs_default_is(settings, tmp_path):
         th.set_default_dtype(th.float32)
     assert largest_difference(weights(algorithm), expected) == 0
     assert largest_difference(weights(loaded), expected) == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.NonFiniteError("reward", "environment step 3", "is beyond 1e+15"),
+        errors.UntrustedModelError("learning_rate", "a function", "model.zip"),
+        errors.CheckpointError(Path("run"), "is missing", last_good=40),
+        errors.RunLockedError(Path("run"), "here", 7),
+        errors.LockLostError(Path("run")),
+        errors.EnvironmentDiedError([1, 3], "ended"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_from_another_process_arrives_whole(error):
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
 def test_nothing_is_said_in_a_usual_run():

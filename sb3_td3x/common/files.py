@@ -58,10 +58,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """
-    Write a file completely or not at all.
+    Write a file completely or not at all; a ``CheckpointError`` names it if that fails.
 
     :param content: the bytes, or a function that writes them to the path it is given
-    :raises CheckpointError: naming ``path``, if the disk is full or the folder cannot be written
     """
     with explained(path), replacing(path) as partial:
         if isinstance(content, bytes):
@@ -115,12 +114,7 @@ def link_out_of(folder: Path) -> Path | None:
 
 @contextmanager
 def explained(path: Path, only_full: bool = False) -> Iterator[None]:
-    """
-    Turn errors of the operating system into ``CheckpointError``.
-
-    :param path: named in the error; the system's names a temporary file or none
-    :param only_full: only if the disk is full
-    """
+    """Turn errors of the operating system, or only that of a full disk, into a ``CheckpointError`` that names ``path``."""
     try:
         yield
     except OSError as error:

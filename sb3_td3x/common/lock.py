@@ -19,14 +19,11 @@ LEASE_SECONDS = 30.0
 
 class RunLock:
     """
-    The right to write into a run folder; a context manager.
+    The right to write into a run's folder, which exists; a context manager.
 
     If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised at once; if it is
     known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
     to refresh its lock.
-
-    :param folder: of the run; must exist
-    :raises RunLockedError: on entering, naming the process that writes there
     """
 
     def __init__(self, folder: Path):
@@ -44,12 +41,7 @@ class RunLock:
         self._lease.release()  # leaves a successor's lock alone
 
     def require_ours(self) -> None:
-        """
-        Call this before each write: a process that was suspended for longer than a lease may have lost its lock.
-
-        :raises RunLockedError: if another process has taken over the lock
-        :raises LockLostError: if it has released the lock since
-        """
+        """Call this before each write: a process that was suspended for longer than a lease may have lost its lock."""
         for _ in range(2):  # a process that examines the lock moves it aside for a moment
             owner = self._lease.owner
             is_unreadable = owner is None and (self.folder / LOCK).exists()  # as files of a network sometimes are

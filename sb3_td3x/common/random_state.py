@@ -12,7 +12,7 @@ from gymnasium import spaces
 BIT_GENERATORS = {
     c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
-_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # for larger ones numpy reads beyond the end of its memory
+_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy does not check them, and reads beyond its memory for larger ones
 
 
 @contextmanager
@@ -34,12 +34,7 @@ def numpys_and_pythons() -> tuple[Any, ...]:
 
 
 def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
-    """
-    Check a saved ``BitGenerator.state`` of numpy before it is used.
-
-    :return: the state of a generator that accepted it
-    :raises ValueError: for an invalid state, also for a position outside the generator's memory, which numpy does not check
-    """
+    """A saved ``BitGenerator.state`` of numpy as a generator accepted it; ``ValueError`` for an invalid one."""
     try:
         name = state["bit_generator"]
         if name in _LAST_POSITIONS:
@@ -54,10 +49,7 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
-    """
-    The states of the generators that a run draws from: Python's, numpy's, torch's (of the CPU, and of the model's ``device``
-    if it is a CUDA device) and that of the action space. The algorithm's own generator is part of the model.
-    """
+    """The states of the generators that a run draws from, without the algorithm's own, which is part of the model."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -68,12 +60,7 @@ def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
 
 
 def set_states(saved: dict[str, Any], action_space: spaces.Space, device: th.device) -> list[str]:
-    """
-    Restore what ``get_states`` returned.
-
-    :return: what could not be restored, in words
-    :raises ValueError: for invalid states, or whatever else the libraries raise for them
-    """
+    """Restore what ``get_states`` returned, and return what could not be restored, in words."""
     of_actions = check_generator_state(saved["action_space"])
     check_generator_state(saved["numpy"])  # which also holds a number drawn in advance
     random.setstate(saved["python"])

@@ -77,11 +77,7 @@ class Resumable(OffPolicyAlgorithm):
         self.resumptions: list[dict[str, Any]] = []
 
     def learn(self: SelfResumable, total_timesteps: int, *args: Any, resume: bool = False, **kwargs: Any) -> SelfResumable:
-        """
-        SB3's ``learn``.
-
-        :param resume: for a model from ``resume_run``: train until ``total_timesteps`` in all
-        """
+        """SB3's ``learn``; with ``resume``, for a model from ``resume_run``, until ``total_timesteps`` in all."""
         if resume:
             if total_timesteps < self.num_timesteps:
                 counted = f"with resume=True total_timesteps ({total_timesteps:,}) counts from the beginning"

@@ -33,12 +33,10 @@ def can_sample(buffer: ReplayBuffer) -> bool:
 
 def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
     """
-    End unfinished episodes that will not continue, as a time limit does.
+    End unfinished episodes, of all environments or where ``envs`` is true, as a time limit does.
 
     Otherwise n-step returns, hindsight goals and (with ``optimize_memory_usage``) next observations would reach into the
     episode that follows.
-
-    :param envs: ``(n_envs,)``, true where the episode will not continue; ``None`` for all
     """
     if buffer.size() == 0:
         return
@@ -72,17 +70,13 @@ def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
 
 
 def require_stored_as_seen(env: VecEnv) -> None:
-    """
-    Refuse wrappers around ``VecNormalize`` that change the observations with a ``ValueError``: SB3 stores those before the
-    change (its issues #693 and #819).
-    """
+    """Refuse wrappers around ``VecNormalize`` that change observations: SB3 stores those before it (its issues #693, #819)."""
     normalization = unwrap_vec_normalize(env)
-    if normalization is None or normalization.observation_space == env.observation_space:
-        return
-    raise ValueError(
-        f"{type(env).__name__} around VecNormalize changes observations, but the replay buffer stores those before the "
-        "change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
-    )
+    if normalization is not None and normalization.observation_space != env.observation_space:
+        raise ValueError(
+            f"{type(env).__name__} around VecNormalize changes observations, but the replay buffer stores those before the "
+            "change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
+        )
 
 
 class KeptStatistics:

@@ -43,11 +43,7 @@ def _hook(target: Any, name: str) -> Hook:
 
 
 def hook_uses(env: VecEnv) -> list[Hook]:
-    """
-    Count the steps and resets of a ``VecEnv``, and of its environments in this process, also where they are used without it.
-
-    The environments' terminal observations are then copies.
-    """
+    """Count the uses of a ``VecEnv`` and of its environments in this process, and copy their terminal observations."""
     innermost = env.unwrapped
     hooks = [_hook(innermost, name) for name in ("step_wait", "reset")]
     if isinstance(innermost, DummyVecEnv):
@@ -59,11 +55,7 @@ def hook_uses(env: VecEnv) -> list[Hook]:
 
 @contextmanager
 def explained_deaths(env: VecEnv | None) -> Iterator[None]:
-    """
-    Where SB3 raises what a broken pipe raises, name all environments whose processes have ended, and end the others.
-
-    :raises EnvironmentDiedError: naming them
-    """
+    """Turn what a broken pipe raises into an ``EnvironmentDiedError`` that names all that have ended; end the others."""
     try:
         yield
     except (EOFError, ConnectionError) as error:

@@ -60,6 +60,7 @@ VEC_ENVS = {
     "one environment": lambda space: DummyVecEnv([partial(OneArray, space)]),
     "with a Monitor": lambda space: DummyVecEnv([lambda: Monitor(OneArray(space))]),
     "as td3x train wraps it": lambda space: DummyVecEnv([lambda: Monitor(EpisodeSeeds(OneArray(space), 0))]),
+    "processes": lambda space: SubprocVecEnv([lambda: Monitor(OneArray(space))] * 2, start_method="fork"),
     "one array of all environments": lambda space: OneVecArray(DummyVecEnv([partial(LineEnv, space, length=LENGTH)] * 2)),
     "normalized": lambda space: VecNormalize(OneVecArray(DummyVecEnv([partial(OneArray, space)] * 2))),
 }
@@ -67,7 +68,7 @@ VEC_ENVS = {
 
 class TestArraysThatAreUsedAgain:
     @pytest.mark.parametrize(
-        ("kind", "space"), [*((kind, None) for kind in VEC_ENVS), ("one array of all environments", DICT)]
+        ("kind", "space"), [*((kind, None) for kind in VEC_ENVS), ("one array of all environments", DICT), ("processes", DICT)]
     )
     def test_each_transition_moves_by_its_action(self, kind, space):
         env = VEC_ENVS[kind](space)

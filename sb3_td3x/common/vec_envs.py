@@ -42,9 +42,22 @@ def _hook(target: Any, name: str) -> Hook:
     return method
 
 
+class _Hooked:
+    """Hooks an environment that ``isinstance`` compares with it: SB3's workers pass theirs to no other function."""
+
+    def __instancecheck__(self, env: Any) -> bool:
+        _hook(env, "step")
+        return True
+
+
 def hook_uses(env: VecEnv) -> list[Hook]:
-    """Count the uses of a ``VecEnv`` and of its environments in this process, and copy their terminal observations."""
+    """
+    Count the uses of a ``VecEnv`` and of its environments in this process, and copy their terminal observations, also in the
+    processes of a ``SubprocVecEnv`` if the environments have a wrapper.
+    """
     innermost = env.unwrapped
+    if isinstance(innermost, SubprocVecEnv) and not isinstance(innermost.step_wait, Hook):
+        innermost.env_is_wrapped(_Hooked())  # type: ignore[arg-type]
     hooks = [_hook(innermost, name) for name in ("step_wait", "reset")]
     if isinstance(innermost, DummyVecEnv):
         for single_env in innermost.envs:

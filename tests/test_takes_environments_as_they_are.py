@@ -96,8 +96,13 @@ class Spoilt(LineEnv):
 
 
 class TestWhatCannotBeLearnedFrom:
-    def learn(self, spoil):
-        return model(Spoilt(15, spoil)).learn(30)
+    def learn(self, spoil, env=DummyVecEnv):
+        return model(env([lambda: Spoilt(15, spoil)])).learn(30)
+
+    @pytest.mark.parametrize("env", [DummyVecEnv, partial(SubprocVecEnv, start_method="fork")], ids=["here", "in processes"])
+    def test_a_time_limit_of_none(self, env):
+        with pytest.raises(ValueError, match=r"truncated .* is None, not True or False, at environment step 15"):
+            self.learn(lambda o, r, terminated, _, info: (o, r, terminated, None, info), env)
 
     def test_noise_that_is_not_finite(self):
         with pytest.raises(NonFiniteError, match=r"action \(the exploration noise .* is not finite at environment step 1\."):

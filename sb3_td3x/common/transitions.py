@@ -123,7 +123,8 @@ def check_transition(
     when: str,
 ) -> None:
     """
-    Raise ``NonFiniteError`` for what cannot be learned from in one step of the environments.
+    Raise ``NonFiniteError`` for what cannot be learned from in one step of the environments, or ``ValueError`` for an end by a
+    time limit that is neither true nor false.
 
     :param observations: after the step; the terminal ones are in ``infos``
     :param normalization: if there is one, the observations and rewards before it are stored
@@ -137,3 +138,5 @@ def check_transition(
     for info in infos:
         if "terminal_observation" in info:
             require_finite(info["terminal_observation"], "terminal observation", when)
+        if (truncated := info.get("TimeLimit.truncated", False)) not in (0, 1):  # the buffer would make a NaN of None
+            raise ValueError(f'truncated (info["TimeLimit.truncated"]) is {truncated!r}, not True or False, at {when}')

@@ -102,6 +102,21 @@ def test_what_the_constructor_takes_for_nothing_load_takes_too(saved):
             TD3X.load(saved[1], seed=seed)
 
 
+def test_tensors_of_a_subclass_beside_the_networks_come_back_with_trust(tmp_path):
+    class Own(TD3X):
+        def _setup_model(self):
+            super()._setup_model()
+            self.scale = th.ones(1)
+
+        def _get_torch_save_params(self):
+            return super()._get_torch_save_params()[0], ["scale"]
+
+    learner = model(cls=Own)
+    learner.scale.fill_(7)
+    learner.save(tmp_path / "model")
+    assert Own.load(tmp_path / "model", trust=True).scale == 7
+
+
 def test_hindsight_replay_without_its_environment_is_not_the_files_fault(tmp_path):
     kwargs = {"policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer}
     model(BitFlippingEnv(n_bits=4, continuous=True), **kwargs).save(tmp_path / "model")

@@ -41,6 +41,8 @@ AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, Prioriti
 """The replay buffers that are chosen if the user names none."""
 
 TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
+VARIABLES = "pytorch_variables.pth"
+"""Tensors of a subclass beside the networks, which SB3 sets in the loaded model."""
 MAX_RATIO = 20
 """How many times the file's own size its members may declare to have."""
 
@@ -104,7 +106,7 @@ def load(
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
-            io.BytesIO(_zip_of_names(file, saved)),
+            io.BytesIO(_zip_of_names(file, saved, trust)),
             env,
             device,
             saved,  # as custom objects, which SB3 does not unpickle
@@ -285,13 +287,15 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     return attributes
 
 
-def _zip_of_names(file: ModelFile, attributes: dict[str, Any]) -> bytes:
+def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> bytes:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
         # SB3 prints it: no control characters that an untrusted file may hold
         lines = file.members.get("system_info.txt", b"").decode(errors="replace").splitlines()
         archive.writestr("system_info.txt", "\n".join(ascii(line)[1:-1] for line in lines))
+        if trust and VARIABLES in file.members:
+            archive.writestr(VARIABLES, file.members[VARIABLES])
     return zipped.getvalue()
 
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -150,6 +151,14 @@ def test_a_power_failure_takes_no_name_of_a_new_folder(tmp_path, monkeypatch):
     save_run(model(seeded()).learn(20), folder.checkpoints)
     named = [tmp_path, tmp_path / "logs", tmp_path / "logs" / "mine", folder.path.parent, folder.path, folder.checkpoints]
     assert set(named) <= set(flushed)
+
+
+def test_learning_without_a_log_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    learner = model(seeded())
+    for _ in range(3):
+        learner.learn(1, reset_num_timesteps=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_cannot_flush_folders_holds_models_and_checkpoints(tmp_path, monkeypatch):

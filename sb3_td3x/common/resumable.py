@@ -1,6 +1,7 @@
 """What an algorithm adds to SB3's training loop so that a run can be stopped cleanly and a saved run can be resumed."""
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
@@ -165,6 +167,9 @@ class Resumable(OffPolicyAlgorithm):
             self._last_obs = None  # so that SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             truncate_episodes(self.replay_buffer)  # SB3 is about to reset the environments
+        has_logger = self._custom_logger
+        if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
+            self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         continues_episode = not reset_num_timesteps and self._last_obs is not None
         if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
@@ -174,6 +179,7 @@ class Resumable(OffPolicyAlgorithm):
         finally:
             if self.action_noise is None:
                 self.__dict__["action_noise"] = noise
+            self._custom_logger = has_logger
         self._is_stored = True
         self._stops_before_next_step = self._is_inside_rollout = False
         if reset_num_timesteps:

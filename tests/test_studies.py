@@ -158,6 +158,10 @@ class TestResults:
         assert summary[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
         assert progress(runs[0], folder) == progress(runs[0], StudyFolder.at(path))
         check(runs, folder)
+        for steps in (900, 200):
+            changed = study(tmp_path / "s.yml", steps=steps)
+            with pytest.raises(ValueError, match=rf"{runs[0].name}.csv has 450 steps, not {steps}: .* remove that table"):
+                check(changed, folder)
 
     def test_a_finished_run_is_never_repeated_also_if_its_end_was_not_noted(self, finished):
         path, runs, _ = finished

@@ -277,8 +277,13 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
-    path = folder.run(run)
+    path, table = folder.run(run), folder.table(run)
     if not Store(RunDir(path, run.env).checkpoints).holds_any():
+        if folder.is_finished(run):  # its folder was removed
+            planned, steps = run.experiment(), progress(run, folder).steps
+            total = planned.hyperparameters()["n_timesteps"]
+            if not total <= steps <= total + planned.eval_freq:  # the last episode, or parallel environments, make more
+                raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
     try:  # overrides are compared by what they make of the preset
         experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
@@ -287,5 +292,5 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
         return
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
-        also = f" and its table {folder.table(run)}" if folder.is_finished(run) else ""
+        also = f" and its table {table}" if folder.is_finished(run) else ""
         raise ValueError(f"{path} was begun with {difference}: take another --out, or remove that folder{also}")

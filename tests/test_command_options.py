@@ -203,6 +203,11 @@ class TestAChosenFolder:
             experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy_kwargs=3",)), run.folder.path)
         assert {name: (run.folder.path / name).read_text() for name in mine} == mine
 
+    def test_that_is_empty_stays_where_no_run_can_be_made(self, tmp_path):
+        with pytest.raises(AssertionError, match="NatureCNN only with images"):
+            experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy=CnnPolicy",)), tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
     @pytest.mark.parametrize("name", ["Pendulum-v1/notes.md", "best_model.zip", "Pendulum-v1/args.yml"])
     def test_that_holds_other_files_is_refused_untouched(self, name, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)

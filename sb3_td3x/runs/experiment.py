@@ -163,12 +163,12 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         is_named = any(assignment.partition("=")[0].strip() == "policy" for assignment in experiment.overrides)
         if entry["policy"] == "MlpPolicy" and not is_named:
             entry["policy"] = policies.name_for(evaluation_env.observation_space)
+        written = resources.enter_context(ExitStack())
         if path is None:
             folder = RunDir.create(experiment.out, experiment.env_id)
+            written.callback(_remove_empty, folder.path)
         else:
             folder = RunDir(files.make_folder(path), experiment.env_id)
-        written = resources.enter_context(ExitStack())
-        written.callback(_remove_empty, folder.path)
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
         written.callback(folder.clear)

@@ -257,6 +257,10 @@ class TestRefused:
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu", **changed})
         assert said in refusal("--resume", folder.path)
 
+    def test_a_number_of_environments_that_is_none(self, finished, refusal):
+        finished.write_settings({**finished.config(), "n_envs": "two"}, finished.arguments())
+        assert "n_envs must be a whole number" in refusal("--resume", finished.path, "--steps", 400)
+
     def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})

@@ -221,6 +221,7 @@ def resume(
         # From the settings, not the checkpoint: a run that was extended may not have made one since
         planned = check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
+        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
             raise ValueError(

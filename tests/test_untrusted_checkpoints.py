@@ -53,7 +53,7 @@ class TestAnUntrustedCheckpoint:
                 return os.system, (f"touch {run / 'canary'}",)
 
         forge(run, lambda manifest, state: state["callbacks"].update(attack=Attack()))
-        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*system"):
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored.*system"):
             resume_run(run, seeded())
         assert not (run / "canary").exists()
 
@@ -118,7 +118,7 @@ class TestAnUntrustedCheckpoint:
                 state["env"]["envs"][0]["random"] = behind
 
         forge(run, change)
-        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read.*position"):
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored.*position"):
             resume_run(run, seeded()).learn(60, resume=True)
 
     @pytest.mark.parametrize("what", ["replay", "checkpoint"])
@@ -149,7 +149,7 @@ class TestAnUntrustedCheckpoint:
     @pytest.mark.parametrize("value", [None, [1]])
     def test_whose_state_is_invalid_is_refused(self, run, part, value):
         forge(run, lambda manifest, state: state.update({part: value}))
-        with pytest.raises(CheckpointError, match=r"state.pkl cannot be read"):
+        with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored"):
             resume_run(run, seeded()).learn(60, evaluation(run), resume=True)
 
     @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}])

@@ -181,7 +181,7 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
     except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
         raise
     except Exception as error:
-        raise CheckpointError(path, f"cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(path, f"cannot be restored: {type(error).__name__}: {error}") from error
 
 
 def _env_of(model: Resumable) -> VecEnv:

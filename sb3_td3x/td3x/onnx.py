@@ -6,6 +6,7 @@ bounds, so that acting needs numpy and onnxruntime only.
 """
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -170,8 +171,11 @@ def _predict(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mappi
 
 def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
     examples = tuple(th.as_tensor(values) for values in batch.values())
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own internals
+        logger.setLevel(logging.ERROR)  # and notes which optional packages are missing
         try:
             program = th.onnx.export(
                 graph,
@@ -185,6 +189,8 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
         except th.onnx.OnnxExporterError as error:
             reason = error.__cause__ or error
             raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error
+        finally:
+            logger.setLevel(level)
     # torch names inner values by their operation, such as "view", which may be the name of an input too
     for number, node in enumerate(program.model.graph.all_nodes()):  # type: ignore[union-attr]  # None without dynamo
         for value in node.outputs:

@@ -83,11 +83,7 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
     return {name: column[run["timesteps"] <= step] for name, column in run.items()}
 
 
-ARMS = {
-    "hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps",
-    "hold": "rate held to 300,000 steps, then falling to 0",
-    "starts3000": "3,000 random steps, not 10,000",
-}
+ARMS = {"hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps"}
 TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 
 

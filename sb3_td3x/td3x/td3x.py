@@ -320,8 +320,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError(f"{name} cannot be changed from {built[name]!r} to {value!r}: give it to TD3X(...) or load")
         if self.n_steps != built["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        # SB3 does this only once
-        self._setup_lr_schedule()
+        if self.learning_rate != built["learning_rate"]:
+            self._setup_lr_schedule()  # which SB3 does only once
         self._convert_train_freq()
         self._checked_settings = [getattr(self, name) for name in CHECKS]
 

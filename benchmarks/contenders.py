@@ -164,7 +164,7 @@ def _backward(network: list[dict[str, th.Tensor]], weights: bool = True, inputs:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {"batch": "batch_size", "observations": "observations", "actions": "actions", "critics": "n_critics"}
-    sizes |= {"buffer": "buffer_size", "quantiles": "n_quantiles"}
+    sizes |= {"envs": "n_envs", "buffer": "buffer_size", "quantiles": "n_quantiles"}
     for option, field in sizes.items():
         parser.add_argument(f"--{option}", dest=field, type=int, default=getattr(Case, field))
     parser.add_argument("--net", default="400,300", help="hidden layers")

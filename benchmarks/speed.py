@@ -37,6 +37,7 @@ GROWTH = [
     {"observations": 376, "actions": 17},
     {"critics": 1},
     {"critics": 4},
+    {"envs": 4},
     {"buffer": 10_000},
     {"buffer": 1_000_000},
 ]

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.td3x.td3x import TD3X
 
@@ -35,17 +36,23 @@ class Case:
     observations: int = 22  # numbers in one
     actions: int = 6
     n_critics: int = 2
+    n_envs: int = 1
     buffer_size: int = 100_000
     n_quantiles: int = 1  # above 1, TD3X is also measured with critics of this many quantiles
 
 
 def model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str = "cpu", **settings: Any) -> OffPolicyAlgorithm:
     """A model whose replay buffer is full of random transitions; its environment is never stepped."""
-    env: gym.Env = gym.Env()
-    env.observation_space = spaces.Box(-np.inf, np.inf, (case.observations,), np.float32)
-    env.action_space = spaces.Box(-1, 1, (case.actions,), np.float32)
+
+    def make_env() -> gym.Env:
+        env: gym.Env = gym.Env()
+        env.observation_space = spaces.Box(-np.inf, np.inf, (case.observations,), np.float32)
+        env.action_space = spaces.Box(-1, 1, (case.actions,), np.float32)
+        return env
+
     made = algorithm(
-        "MlpPolicy", env, learning_rate=1e-3, buffer_size=case.buffer_size, batch_size=case.batch_size, tau=0.005, gamma=0.99,
+        "MlpPolicy", DummyVecEnv([make_env] * case.n_envs), learning_rate=1e-3, buffer_size=case.buffer_size,
+        batch_size=case.batch_size, tau=0.005, gamma=0.99,
         policy_kwargs={"net_arch": list(case.net_arch), "n_critics": case.n_critics}, seed=0, device=device, **settings,
     )  # fmt: skip
     made.set_logger(Logger(None, []))

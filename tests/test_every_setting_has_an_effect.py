@@ -138,15 +138,16 @@ def test_a_train_freq_set_on_a_model_is_that_of_the_next_run(train_freq):
     assert model(train_freq=train_freq).learn(40)._n_updates == 8
 
 
-def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout():
+@pytest.mark.parametrize(("at", "updates"), [(6, 15), (20, 10 + 10)])  # the warm-up takes 10 steps
+def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout(at, updates):
     """SB3 stops with an error about an int without a frequency."""
 
     def halve(local, _):
-        if local["self"].num_timesteps == 20:
+        if local["self"].num_timesteps == at:
             local["self"].train_freq = 2
         return True
 
-    assert model(gradient_steps=1).learn(40, halve)._n_updates == 10 + 10
+    assert model(gradient_steps=1).learn(40, halve)._n_updates == updates
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from sb3_td3x import cli
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import play
+from sb3_td3x.runs import play, study
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -161,6 +161,11 @@ def test_tests_named_in_the_docs_exist():
     for page in PAGES:
         for name in set(re.findall(r"\btest_\w+", page.read_text())):
             assert (ROOT / "tests" / f"{name}.py").exists(), f"{page.name}: {name}"
+
+
+def test_the_page_of_studies_names_every_key_of_their_file():
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    assert [key for key in study.OPTIONS if f"`{key}`" not in page] == []
 
 
 def test_the_algorithms_page_names_functions_that_exist():

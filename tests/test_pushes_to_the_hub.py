@@ -96,6 +96,16 @@ class TestTheRepository:
             assert {"evaluations.npz", "0.monitor.csv", "progress.csv", "scores.csv"} <= set(archive.namelist())
         assert (repository / "replay.mp4").read_bytes() == b"a video"
 
+    @pytest.mark.parametrize(
+        ("env_id", "package"), [("HopperBulletEnv-v0", "pybullet_envs_gymnasium"), ("PandaReach-v3", "panda_gym")]
+    )
+    def test_its_cards_program_registers_the_environment(self, run, env_id, package, tmp_path):
+        folder = RunDir(tmp_path, env_id)
+        folder.write_settings(run.config(), {**run.arguments(), "env": env_id})
+        folder.best_model.touch()
+        program = block(hub._card(folder, REPO, np.zeros(1), is_safe=True), "python")
+        assert program.startswith(f"import {package}  # registers the environment\nfrom huggingface_hub import")
+
     def test_its_card_has_the_familys_metadata_the_scores_of_td3x_eval_and_the_command(self, run, repository):
         metadata, text = card_of(repository)
         results = json.loads((repository / "results.json").read_text())

@@ -21,6 +21,7 @@ from jinja2 import Template
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
 from sb3_td3x.runs import play
+from sb3_td3x.runs.environments import PACKAGES
 
 STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
@@ -145,6 +146,7 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
     return template.render(
         card_data=data.to_yaml(),
         env_id=env_id,
+        packages=[package for package, (_, names) in PACKAGES.items() if re.search(names, env_id)],
         repo_id=repo_id,
         name=model_name(env_id),
         score=score,

@@ -261,6 +261,16 @@ class TestRefused:
         finished.write_settings({**finished.config(), "n_envs": "two"}, finished.arguments())
         assert "n_envs must be a whole number" in refusal("--resume", finished.path, "--steps", 400)
 
+    @pytest.mark.parametrize(("file", "name"), [("config", "n_envs"), ("arguments", "num_threads")])
+    def test_counts_that_are_not_the_checkpoints_before_anything_starts(self, file, name, finished, refusal, monkeypatch):
+        settings = {"config": finished.config(), "arguments": finished.arguments()}
+        settings[file][name] = 1_000_000
+        finished.write_settings(**settings)
+        monkeypatch.setattr(experiment, "open_env", None)
+        monkeypatch.setattr(th, "set_num_threads", None)
+        printed = refusal("--resume", finished.path, "--steps", 400)
+        assert f"ask for {name} 1,000,000, but its checkpoint was made with 1" in printed
+
     def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")
         folder.write_settings({}, {"algo": "td3x", "env": "Pendulum-v1", "overrides": [], "device": "cpu"})

@@ -222,6 +222,11 @@ def resume(
         planned = check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
         entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
+        counts = {"n_envs": (entry["n_envs"], saved.manifest["replay"].get("n_envs")),
+                  "num_threads": (experiment.threads, saved.manifest["machine"].get("torch threads"))}  # fmt: skip
+        for name, (asked, had) in counts.items():  # before so many processes or threads are started
+            if had not in (None, asked):
+                raise ValueError(f"the run's settings ask for {name} {asked:,}, but its checkpoint was made with {had}")
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
             done = f"{folder.path} has made {saved.steps:,} steps"
             raise ValueError(

@@ -22,8 +22,8 @@ MAX_RELATIVE_ERROR = 1e-6  # of a product, compared with float64; float32's own 
 
 def has_bf16_units() -> bool:
     """Whether this processor multiplies bfloat16 numbers itself; without such units a product takes 4 to 10 times as long."""
-    capabilities = th.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    # `torch.cpu.get_capabilities` is not in torch 2.8. All processors with AMX have bfloat16 in it
+    return th.cpu._is_avx512_bf16_supported() or th.cpu._is_amx_tile_supported()
 
 
 def require_supported(products: str, device: th.device) -> None:

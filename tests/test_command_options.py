@@ -158,6 +158,16 @@ class TestEnvironmentNames:
             names.append("PandaReach-v3")
         subprocess.run([sys.executable, "-c", code.format(names)], check=True)
 
+    def test_a_package_that_is_broken_hinders_only_its_own(self, monkeypatch):
+        def broken(package):
+            raise AttributeError(package)
+
+        monkeypatch.setattr(environments, "find_spec", lambda module: True)
+        monkeypatch.setattr(environments, "import_module", broken)
+        environments.require_registered("Pendulum-v1")
+        with pytest.raises(AttributeError, match="panda_gym"):
+            environments.require_registered("PandaReach-v3")
+
 
 class TestErrors:
     def test_a_bug_of_the_environment_keeps_its_traceback(self, tmp_path, called, registered):

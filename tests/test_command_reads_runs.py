@@ -225,6 +225,16 @@ class TestUntrustedRuns:
         assert "importing their_module runs its code" in " ".join(printed.split())
         assert "their_module" not in sys.modules
 
+    def test_no_video_is_written_through_their_links(self, tmp_path, monkeypatch, called):
+        monkeypatch.setattr(play, "has_display", lambda: False)
+        run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+        (tmp_path / "elsewhere").mkdir()
+        run.video.parent.symlink_to(tmp_path / "elsewhere")
+        code, printed = called("enjoy", run.path)
+        assert code == 2
+        assert "leads out of the run's folder" in " ".join(printed.split())
+        assert not list((tmp_path / "elsewhere").iterdir())
+
     def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):
         run = self.of_a_module(tmp_path, monkeypatch)
         assert len(play.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1

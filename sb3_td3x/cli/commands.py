@@ -60,6 +60,8 @@ def enjoy(
         return
     if video is None:
         console.print("there is no display: making a video")
+        if not trust:
+            folder.require_no_links()  # its folder of videos may be one
     out = video or folder.video
     with console.status("recording"):
         recorded = play.record_video(folder, out, seed, trust=trust)

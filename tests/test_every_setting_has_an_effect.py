@@ -150,6 +150,16 @@ def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout(at, updates):
     assert model(gradient_steps=1).learn(40, halve)._n_updates == updates
 
 
+@pytest.mark.parametrize(("name", "value", "updates"), [("gradient_steps", 2.0, 9 + 22), ("batch_size", 4.0, 20)])
+def test_a_whole_number_set_during_a_run_may_be_a_float(name, value, updates):
+    def edit(local, _):
+        if local["self"].num_timesteps == 20:
+            setattr(local["self"], name, value)
+        return True
+
+    assert model(gradient_steps=1).learn(30, edit)._n_updates == updates
+
+
 @pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])
 @pytest.mark.parametrize("bad", [math.nan, -1e-3])
 def test_a_schedule_that_gives_an_invalid_rate_stops_the_run_with_its_weights(name, bad):

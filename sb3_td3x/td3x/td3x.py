@@ -433,6 +433,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self._check_settings()
+        gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0
         self.policy.set_training_mode(True)
         self._update_learning_rates()
         self._count_observations()

@@ -170,6 +170,12 @@ def test_a_schedule_that_gives_an_invalid_rate_stops_the_run_with_its_weights(na
     assert all(value.isfinite().all() for value in weights(algorithm).values())
 
 
+@pytest.mark.parametrize("name", ["activation_fn", "optimizer_class", "features_extractor_class"])
+def test_a_name_in_place_of_a_class_is_refused(name):
+    with pytest.raises(ValueError, match=f"^{name} must be a class, not 'relu'"):
+        model(policy_kwargs={name: "relu"})
+
+
 INVALID = {
     "train_freq": 0, "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
     "precision": "fp16", "accelerate": "fast", "prioritization": "per",

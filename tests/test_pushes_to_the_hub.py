@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import yaml
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X, publish
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from tests.commands import saved_run
-from tests.tools import model
+from tests.tools import LineEnv, model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
 hub = importlib.import_module("sb3_td3x.publish.hub")
@@ -254,6 +256,19 @@ class TestAModelThatNeedsTrust:
         assert "runs code of its author" in text
         assert "trust=True)" in block(text, "python")
         assert "td3x train" not in text  # the run does not say how it was made
+
+
+def test_statistics_that_need_trust_are_said_to(tmp_path):
+    env = VecNormalize(make_vec_env("Pendulum-v1"))
+    run = saved_run(tmp_path, "Pendulum-v1", model(env))
+    run.write_settings({**run.config(), "normalize": True}, run.arguments())
+    env.save(str(run.normalization))
+    hub.write(run, tmp_path / "safe", REPO, episodes=1, trust=True)
+    assert "runs code of its author" not in card_of(tmp_path / "safe")[1]
+    env.own = LineEnv  # a class of the user's
+    env.save(str(run.normalization))
+    hub.write(run, tmp_path / "unsafe", REPO, episodes=1, trust=True)
+    assert "runs code of its author" in card_of(tmp_path / "unsafe")[1]
 
 
 def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):

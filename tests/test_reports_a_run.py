@@ -219,6 +219,14 @@ class TestUntrustedRuns:
             assert b"<script" not in base64.b64decode(picture.partition(",")[2])
 
     @pytest.mark.usefixtures("without_pictures")
+    @pytest.mark.parametrize("seconds", ["inf", "1e300"])
+    def test_their_times_without_end_are_not_shown(self, seconds, hostile):
+        steps = hostile.scores()[0]
+        lines = [f"{step},0,0,{seconds}" for step in steps]
+        (hostile.path / "scores.csv").write_text("\n".join(["timesteps,mean_return,std_return,wall_seconds", *lines, ""]))
+        assert "steps per second" not in report.render(hostile).partition("<img")[0]
+
+    @pytest.mark.usefixtures("without_pictures")
     def test_their_commands_are_harmless_when_pasted(self, hostile):
         for command in commands(report.render(hostile)):
             assert command[:2] in (["td3x", "train"], ["td3x", "eval"])

@@ -113,6 +113,13 @@ def check_net_arch(name: str, net_arch: Any) -> Any:
     return [check_int(f"a size in {name}", size, minimum=1) for size in net_arch]
 
 
+def check_class(name: str, value: Any) -> Any:
+    """``value`` if it is a class, or another function that makes objects."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a class, not {value!r}")
+    return value
+
+
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -146,6 +153,8 @@ POLICY_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "net_arch": check_net_arch,
     "n_critics": partial(check_int, minimum=1),
     "normalize_observations": check_bool,
+    **dict.fromkeys(("activation_fn", "optimizer_class"), check_class),
+    "features_extractor_class": _or_none(check_class),
 }
 """The checks of those ``policy_kwargs`` that need neither spaces nor torch."""
 

@@ -17,11 +17,13 @@ import huggingface_hub
 import numpy as np
 import yaml
 from jinja2 import Template
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
 from sb3_td3x.runs import play
 from sb3_td3x.runs.environments import PACKAGES
+from sb3_td3x.saving.pickle_files import load_vecnormalize
 
 STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
@@ -78,7 +80,10 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
 def _loads_without_trust(run: RunDir) -> bool:
     with closing(play.open_evaluation_env(run, seed=0, trust=True)) as env:  # hindsight replay needs one
         try:
-            return bool(play.load_model(run, env, "cpu"))
+            play.load_model(run, env, "cpu")
+            if isinstance(env, VecNormalize):
+                load_vecnormalize(str(run.model_normalization()), env.venv)
+            return True
         except UntrustedModelError:
             return False
 

@@ -127,7 +127,7 @@ def _facts(
         yield "best score", score_text(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"
         yield "last score", score_text(scores.mean[-1]), f"± {score_text(scores.spread[-1])} over its episodes"
     yield "steps", f"{done:,}", "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"
-    if scores is not None and (timed := scores.seconds > 0).any():
+    if scores is not None and (timed := (scores.seconds > 0) & (scores.seconds < 1e13)).any():  # `timedelta` ends there
         seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
         remark = f"up to the evaluation at {steps:,.0f} steps, {steps / seconds:,.0f} steps per second"
         yield "time", str(timedelta(seconds=round(seconds))), remark

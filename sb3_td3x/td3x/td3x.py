@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict, TrainFreq
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -411,7 +411,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
 
-    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, train_freq: TrainFreq, *args: Any, **kwargs: Any) -> Any:
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, train_freq: Any, *args: Any, **kwargs: Any) -> Any:
         """SB3's, with a ``train_freq`` that was edited before the first update, which checks edits too."""
         if train_freq is self.train_freq:
             self._check_settings()

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,6 +81,35 @@ class TestArraysThatAreUsedAgain:
         for movement in moved:
             np.testing.assert_allclose(movement, 0.2 * buffer.actions[: buffer.size(), :, 0], atol=1e-5)
         env.close()
+
+
+class Adapter(VecEnvWrapper):
+    """As SuperSuit's, around a vector environment that is none of SB3's; it does not call the constructor of SB3's wrapper."""
+
+    def __init__(self, count):
+        inner = DummyVecEnv([LineEnv] * count)
+        self.num_envs, self.render_mode, self.reset_infos = count, None, []
+        self.observation_space, self.action_space = inner.observation_space, inner.action_space
+        self.venv = SimpleNamespace(**{name: getattr(inner, name) for name in ("reset", "seed", "step_async", "step_wait")})
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        return self.venv.step_wait()
+
+    def getattr_depth_check(self, name, already_found):
+        return None
+
+    def getattr_recursive(self, name):
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("wrapper", [lambda env: env, VecNormalize])
+@pytest.mark.filterwarnings("ignore:not restored exactly", "ignore:The `render_mode` attribute")
+def test_an_adapter_of_another_librarys_vector_environments_is_a_vec_env(wrapper, tmp_path):
+    model(wrapper(Adapter(2))).learn(40, TD3XCheckpointCallback(10, tmp_path))
+    assert resume_run(tmp_path, wrapper(Adapter(2))).learn(60, resume=True).num_timesteps == 60
 
 
 class Spoilt(LineEnv):

@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb3_td3x.common.random_state import check_generator_state
+from sb3_td3x.common.vec_envs import vec_layers
 
 # The attributes of these wrappers that change during a run; all others stay as they were made
 GYMNASIUM = {
@@ -112,15 +113,15 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
         ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something that outlives an
         episode may be lost; ``seeds``: of the next reset
     """
-    *layers, innermost = _vec_layers(env)
+    *around, innermost = vec_layers(env)
     envs = _call(innermost, "get_env_state", [(was_reset,)] * env.num_envs)
-    unknown = [layer for layer in layers if type(layer) not in LAYERS]
+    unknown = [layer for layer in around if type(layer) not in LAYERS]
     return {
         "envs": envs,
-        "vec": [(type(layer).__name__, _get_state(layer)) for layer in layers],
+        "vec": [(type(layer).__name__, _get_state(layer)) for layer in around],
         "complete": envs is not None and all(state["complete"] for state in envs) and not unknown,
         "forgets": sorted({*_names(unknown), *(name for state in envs or [] for name in state["forgets"])}),
-        "seeds": list(innermost._seeds),  # used by the next reset, if there was none yet
+        "seeds": list(vars(innermost).get("_seeds", ())),  # used by the next reset, if there was none yet
     }
 
 
@@ -131,7 +132,7 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
     :param rewind: for each environment, whether its next reset is to be the one that began the saved episode
     :return: whether that was possible: not for environments that cannot be reached or are built differently
     """
-    *_, innermost = _vec_layers(env)
+    innermost = vec_layers(env)[-1]
     if len(saved["seeds"]) == env.num_envs:
         innermost._seeds = list(saved["seeds"])
     if saved["envs"] is None or len(saved["envs"]) != env.num_envs:
@@ -142,8 +143,8 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
 
 def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> None:
     """Give the layers around the environments the state that ``get`` gave, of the current episodes too or not."""
-    *layers, _ = _vec_layers(env)
-    for layer, (name, state) in zip(layers, saved["vec"], strict=False):
+    *around, _ = vec_layers(env)
+    for layer, (name, state) in zip(around, saved["vec"], strict=False):
         if state is not None and name == type(layer).__name__:
             _set_state(layer, {key: state[key] for key in state if of_episodes or key not in OF_EPISODES})
 
@@ -153,7 +154,7 @@ def monitor_files(env: VecEnv) -> list[str]:
     envs = get(env, was_reset=False)["envs"] or []
     layers = [pair for state in envs for pair in zip(state["classes"], state["layers"], strict=True)]
     inner = [state["file"] for name, state in layers if name == Monitor.__name__ and state is not None and state["file"]]
-    around = [layer.results_writer for layer in _vec_layers(env) if isinstance(layer, VecMonitor)]
+    around = [layer.results_writer for layer in vec_layers(env) if isinstance(layer, VecMonitor)]
     return inner + [os.path.realpath(writer.file_handler.name) for writer in around if writer is not None]
 
 
@@ -169,19 +170,12 @@ def _layers(env: gym.Env) -> Iterator[gym.Env]:
     yield env
 
 
-def _vec_layers(env: VecEnv) -> Iterator[VecEnv]:
-    while isinstance(env, VecEnvWrapper):
-        yield env
-        env = env.venv
-    yield env
-
-
 def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any] | None:
     """Call a method of every environment's ``ResumableEnv``; a ``DummyVecEnv`` does not need to have them."""
     if isinstance(env, DummyVecEnv):
         outermost = [inner if isinstance(inner, ResumableEnv) else ResumableEnv(inner) for inner in env.envs]
         return [getattr(inner, name)(*values) for inner, values in zip(outermost, arguments, strict=True)]
-    if not env.has_attr(name):
+    if isinstance(env, VecEnvWrapper) or not env.has_attr(name):  # the former is around something of another library
         return None
     return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
 

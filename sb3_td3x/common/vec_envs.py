@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_td3x.errors import EnvironmentDiedError
 
@@ -50,12 +50,20 @@ class _Hooked:
         return True
 
 
+def vec_layers(env: VecEnv) -> list[VecEnv]:
+    """A ``VecEnv`` and those inside it, outermost first. The innermost may wrap something of another library."""
+    inside = [env]
+    while isinstance(env, VecEnvWrapper) and isinstance(env := env.venv, VecEnv):
+        inside.append(env)
+    return inside
+
+
 def hook_uses(env: VecEnv) -> list[Hook]:
     """
     Count the uses of a ``VecEnv`` and of its environments in this process, and copy their terminal observations, also in the
     processes of a ``SubprocVecEnv`` if the environments have a wrapper.
     """
-    innermost = env.unwrapped
+    innermost = vec_layers(env)[-1]
     if isinstance(innermost, SubprocVecEnv) and not isinstance(innermost.step_wait, Hook):
         innermost.env_is_wrapped(_Hooked())  # type: ignore[arg-type]
     hooks = [_hook(innermost, name) for name in ("step_wait", "reset")]
@@ -72,7 +80,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        innermost = None if env is None else env.unwrapped
+        innermost = None if env is None else vec_layers(env)[-1]
         if not isinstance(innermost, SubprocVecEnv) or innermost.closed:
             raise
         _join(innermost.processes, NOTICE_SECONDS)
@@ -94,7 +102,7 @@ def _join(processes: list[Any], seconds: float) -> None:
 
 def close_env(env: VecEnv) -> None:
     """``env.close()`` that neither waits forever for a worker process that hangs nor fails for one that has ended."""
-    innermost: Any = env.unwrapped
+    innermost: Any = vec_layers(env)[-1]
     if isinstance(innermost, SubprocVecEnv) and not innermost.closed:
         for remote in innermost.remotes:
             with suppress(OSError):

@@ -79,6 +79,12 @@ def test_a_subclass_may_override_it_and_call_super(name, tmp_path, without_a_sub
     assert called
 
 
+@pytest.mark.parametrize("name", ["_store_transition", "_sample_action", "collect_rollouts"])
+def test_a_subclass_may_replace_what_a_rollout_does(name):
+    cls = type("Own", (TD3X,), {name: getattr(OffPolicyAlgorithm, name)})
+    assert model(cls=cls, gradient_steps=1).learn(40)._n_updates == 30
+
+
 @pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base):
     class Extractor(nn.Sequential):

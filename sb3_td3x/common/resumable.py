@@ -97,6 +97,7 @@ class Resumable(OffPolicyAlgorithm):
         watched = _WatchedCallback(callback, self)
         try:
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
+            self._is_stored |= rollout.continue_training  # also by a subclass that stores transitions in its own way
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:

@@ -112,6 +112,13 @@ def test_an_adapter_of_another_librarys_vector_environments_is_a_vec_env(wrapper
     assert resume_run(tmp_path, wrapper(Adapter(2))).learn(60, resume=True).num_timesteps == 60
 
 
+def test_what_an_environment_says_to_be_inside_it_need_not_be_one():
+    class Simulated(LineEnv):
+        unwrapped = SimpleNamespace()
+
+    assert model(Simulated()).learn(30).num_timesteps == 30
+
+
 class Spoilt(LineEnv):
     """Returns something else than it should at one step."""
 

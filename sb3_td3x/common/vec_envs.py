@@ -70,7 +70,8 @@ def hook_uses(env: VecEnv) -> list[Hook]:
     if isinstance(innermost, DummyVecEnv):
         for single_env in innermost.envs:
             _hook(single_env, "step")
-            hooks += [_hook(single_env.unwrapped, name) for name in ("step", "reset")]
+            base = single_env.unwrapped  # of another library it may be anything, such as a simulator
+            hooks += [_hook(base, name) for name in ("step", "reset") if hasattr(base, name)]
     return hooks
 
 

@@ -290,6 +290,9 @@ def test_a_run_with_hindsight_replay_can_be_pushed_with_trust(tmp_path, register
     assert "runs code of its author" not in card_of(tmp_path / "here")[1]
 
 
-@pytest.mark.parametrize(("env_id", "name"), [("module:ns/Env-v0", "td3x-ns-Env-v0"), ("ale/Env-v0", "td3x-ale-Env-v0")])
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [("module:ns/Env-v0", "td3x-ns-Env-v0"), ("ale/Env-v0", "td3x-ale-Env-v0"), ("..\\Env-v0", "td3x-..-Env-v0")],
+)
 def test_the_name_of_a_model_has_no_module_and_no_slash(env_id, name):
     assert hub.model_name(env_id) == name

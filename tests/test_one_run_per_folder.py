@@ -98,7 +98,7 @@ class TestOneWriter:
             pass
         process.wait()
 
-    @pytest.mark.parametrize("host", ["elsewhere", f"{socket.gethostname()}?pidns-f1234567"])
+    @pytest.mark.parametrize("host", ["elsewhere", f"{socket.gethostname()}?pidns-f1234567", "evil\x1b]0;title"])
     def test_one_that_cannot_be_seen_is_waited_for_and_taken_over_without_a_heartbeat(self, host, tmp_path, caplog):
         """On another host, or in another container of this one; their clocks may differ."""
         leave_lock(tmp_path, host=host)
@@ -107,7 +107,10 @@ class TestOneWriter:
         with RunLock(tmp_path) as ours:
             ours.require_ours()
         assert time.monotonic() - began > 1.5
-        assert f"waiting up to 1 seconds for a sign of process {os.getpid()} on {host.partition('?')[0]}" in caplog.text
+        assert (
+            f"waiting up to 1 seconds for a sign of process {os.getpid()} on {ascii(host.partition('?')[0])[1:-1]}"
+            in caplog.text
+        )
 
     def test_one_that_cannot_be_seen_is_refused_while_its_heart_beats(self, tmp_path):
         leave_lock(tmp_path, host="elsewhere", pid=1)

@@ -93,4 +93,4 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _host(name: str) -> str:
-    return name.partition("?")[0] or name
+    return ascii(name.partition("?")[0] or name)[1:-1]  # a lock of an untrusted run may hold control characters

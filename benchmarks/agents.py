@@ -79,8 +79,10 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="one run folder per task")
     parser.add_argument("--episodes", type=int, default=100, help="of the evaluation")
     arguments = parser.parse_args()
-    lines = [write(RunDir.open(path), AGENTS, arguments.episodes) for path in arguments.runs]
-    (AGENTS / "README.md").write_text(HEAD + "\n".join(lines) + "\n")
+    runs, readme = [RunDir.open(path) for path in arguments.runs], AGENTS / "README.md"
+    lines = {line.split()[1]: line for line in readme.read_text().removeprefix(HEAD).splitlines()}  # those of other tasks stay
+    lines |= {run.env_id: write(run, AGENTS, arguments.episodes) for run in runs}
+    readme.write_text(HEAD + "\n".join(line for _, line in sorted(lines.items())) + "\n")
 
 
 if __name__ == "__main__":

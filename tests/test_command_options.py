@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
+from sb3_td3x.common import registration
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment, play
 from tests.commands import FAST, QUICK, prepared, saved_run
@@ -98,7 +99,12 @@ class TestOptions:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
-        ("option", "value", "said"), [("--set", "gama=0.9", "did you mean gamma"), ("--preset", "mine", "no preset")]
+        ("option", "value", "said"),
+        [
+            ("--set", "gama=0.9", "did you mean gamma"),
+            ("--preset", "mine", "no preset"),
+            ("--env", "Pen-v1", "no environment"),
+        ],
     )
     def test_wrong_settings_are_named_before_torch_is_imported(self, option, value, said, monkeypatch, called):
         monkeypatch.setattr(experiment, "Experiment", None)
@@ -135,7 +141,7 @@ class TestEnvironmentNames:
     @pytest.mark.parametrize(("name", "near"), [("Pendulm-v1", "`Pendulum`"), ("Pendulum-v9", "`v1`")])
     def test_that_are_unknown_are_refused_in_gymnasiums_words(self, name, near):
         with pytest.raises(ValueError, match=f"there is no environment '{name}': .*{near}.* is my_module:{name}"):
-            environments.require_registered(name)
+            registration.require_registered(name)
 
     def test_of_tasks_that_were_removed_are_an_error_of_the_user(self):
         with pytest.raises(ValueError, match="Walker2d-v2 cannot be made: "):
@@ -146,15 +152,15 @@ class TestEnvironmentNames:
         [("FetchReach-v4", "gymnasium-robotics"), ("HopperBulletEnv-v0", "pybullet-envs-gymnasium")],
     )
     def test_the_package_that_registers_a_known_one_is_named(self, name, package, monkeypatch):
-        monkeypatch.setattr(environments, "find_spec", lambda module: None)
+        monkeypatch.setattr(registration, "find_spec", lambda module: None)
         monkeypatch.delitem(gym.registry, name, raising=False)
         with pytest.raises(ValueError, match=rf"pip install {package}"):
-            environments.require_registered(name)
+            registration.require_registered(name)
 
     def test_packages_that_are_installed_need_no_import_by_the_user(self):
-        code = "from sb3_td3x.runs import environments; [environments.require_registered(n) for n in {!r}]"
+        code = "from sb3_td3x.common import registration; [registration.require_registered(n) for n in {!r}]"
         names = ["Walker2DBulletEnv-v0"]
-        if environments.find_spec("panda_gym"):
+        if registration.find_spec("panda_gym"):
             names.append("PandaReach-v3")
         subprocess.run([sys.executable, "-c", code.format(names)], check=True)
 
@@ -162,11 +168,11 @@ class TestEnvironmentNames:
         def broken(package):
             raise AttributeError(package)
 
-        monkeypatch.setattr(environments, "find_spec", lambda module: True)
-        monkeypatch.setattr(environments, "import_module", broken)
-        environments.require_registered("Pendulum-v1")
+        monkeypatch.setattr(registration, "find_spec", lambda module: True)
+        monkeypatch.setattr(registration, "import_module", broken)
+        registration.require_registered("Pendulum-v1")
         with pytest.raises(AttributeError, match="panda_gym"):
-            environments.require_registered("PandaReach-v3")
+            registration.require_registered("PandaReach-v3")
 
 
 class TestErrors:

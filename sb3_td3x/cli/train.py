@@ -67,6 +67,9 @@ def command(
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:
         presets.check(presets.override(presets.load(preset, env), set_ or ()))  # before torch is imported, too
+        from sb3_td3x.common.registration import require_registered
+
+        require_registered(env)
         from sb3_td3x.runs import experiment
 
         requested = experiment.Experiment(

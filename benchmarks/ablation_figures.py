@@ -83,7 +83,10 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
     return {name: column[run["timesteps"] <= step] for name, column in run.items()}
 
 
-ARMS = {"hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps"}
+ARMS = {
+    "hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps",
+    "hold-starts3000-bf16": "the same with bfloat16 products",
+}
 TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 
 

@@ -175,7 +175,7 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
     if isinstance(env, DummyVecEnv):
         outermost = [inner if isinstance(inner, ResumableEnv) else ResumableEnv(inner) for inner in env.envs]
         return [getattr(inner, name)(*values) for inner, values in zip(outermost, arguments, strict=True)]
-    if isinstance(env, VecEnvWrapper) or not env.has_attr(name):  # the former is around something of another library
+    if isinstance(env, VecEnvWrapper) or not env.has_attr(name):  # such a wrapper is around something of another library
         return None
     return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
 

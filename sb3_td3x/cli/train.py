@@ -66,9 +66,10 @@ def command(
     elif env is None:
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:
-        presets.check(presets.override(presets.load(preset, env), set_ or ()))  # before torch is imported, too
         from sb3_td3x.common.registration import require_registered
 
+        # What needs no torch is checked first, so that a wrong name is an error at once
+        presets.check(presets.override(presets.load(preset, env), set_ or ()))
         require_registered(env)
         from sb3_td3x.runs import experiment
 

@@ -102,10 +102,10 @@ def main(train: study.Train = train) -> None:
     print(f"{sum(not FOLDER.is_finished(run) for run in runs)} of {len(runs)} runs to do")
     left = 0
     try:
-        with closing(runners.drive(runs, FOLDER, train, runner)) as outcomes:
-            for outcome in outcomes:
-                left += not outcome.is_finished
-                print(f"{outcome.run.name}: {'done' if outcome.is_finished else outcome.error or 'stopped'}", flush=True)
+        with closing(runners.drive(runs, FOLDER, train, runner)) as ended:
+            for run, error in ended:
+                left += not FOLDER.is_finished(run)
+                print(f"{run.name}: {'done' if FOLDER.is_finished(run) else error or 'stopped'}", flush=True)
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on") from None
     if left:

@@ -3,14 +3,14 @@
 import os
 import signal
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import yaml
 from ray.cluster_utils import Cluster
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.runners import Outcome
-from sb3_td3x.runs.study import StudyFolder, read, train_td3x
+from sb3_td3x.runs.study import StudyFolder, StudyRun, read, train_td3x
 from tests import resuming
 
 SHORT = {
@@ -35,14 +35,24 @@ def here(function, runs):
     """A runner without processes."""
     for run in runs:
         try:
-            yield Outcome(run, function(run))
+            function(run)
         except Exception as error:
-            yield Outcome(run, False, str(error))
+            yield run, str(error)
+        else:
+            yield run, ""
+
+
+class Outcome(NamedTuple):
+    run: StudyRun
+    is_finished: bool
+    error: str
 
 
 def made(runs, path, runner=here, train=train_td3x):
     """Make the runs of a study in ``path``; its outcomes by name."""
-    return {outcome.run.name: outcome for outcome in runners.drive(runs, StudyFolder.at(path), train, runner)}
+    folder = StudyFolder.at(path)
+    ended = runners.drive(runs, folder, train, runner)
+    return {run.name: Outcome(run, folder.is_finished(run), error) for run, error in ended}
 
 
 def saved_steps(path, run):

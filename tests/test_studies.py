@@ -16,7 +16,6 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.runners import Outcome
 from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, progress, read, train_td3x
 from tests.commands import stop_after
 from tests.studies import SHORT, made, saved_steps, study
@@ -176,13 +175,13 @@ class TestResults:
         path, runs, _ = finished
         table = RunsTable([*runs, *study(path / "more.yml", seeds=[8, 9])], StudyFolder.at(path))
         failed = table.runs[-1]
-        table.outcomes[failed] = Outcome(failed, False, "no luck")
+        table.errors[failed] = "no luck"
         console = Console(width=100, file=io.StringIO())
         console.print(table.render())
         printed = console.file.getvalue()
         assert printed.startswith("1 failed, 1 waiting, 4 done")
         assert printed.count("450/450") == 4
-        assert table.line(Outcome(failed, False, "no luck")).endswith("failed at 0 of 450 steps, no score yet")
+        assert table.line(failed).endswith("failed at 0 of 450 steps, no score yet")
 
     def test_the_table_shows_names_as_they_are_and_obeys_none(self, tmp_path):
         run = StudyRun("td3x", "[red]:fire:\x1b[2J", "Pendulum-v1", 0)

@@ -15,11 +15,10 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.runners import Outcome
 from sb3_td3x.runs.study import StudyFolder, train_td3x
 from tests.commands import start
 from tests.resuming import leave_lock
-from tests.studies import made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
+from tests.studies import Outcome, made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed
 
 
 def wait_until(condition, seconds=120):

@@ -15,7 +15,6 @@ from sb3_td3x.cli.console import PlainConsole, escaped
 from sb3_td3x.results.scores import score_text
 
 if TYPE_CHECKING:
-    from sb3_td3x.runs.runners import Outcome
     from sb3_td3x.runs.study import Progress, StudyFolder, StudyRun
 
 STATES = ("running", "failed", "stopped", "waiting", "done")
@@ -58,11 +57,11 @@ def command(
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
-        with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as outcomes:
-            for outcome in outcomes:
-                table.outcomes[outcome.run] = outcome
+        with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
+            for run, error in ended:
+                table.errors[run] = error
                 if live is None:
-                    console.print(table.line(outcome))
+                    console.print(table.line(run))
     except KeyboardInterrupt:
         console.print("stopped; runs under way have saved a checkpoint")
     folder.write_summary(runs, place / "summary.csv")
@@ -82,10 +81,9 @@ def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> 
 
 def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
     """Print the result of the study; exit code 1 unless every run is finished."""
-    for outcome in table.outcomes.values():
-        if outcome.error:
-            console.print(f"{outcome.run.name} failed: {outcome.error}")
-            console.print(f"  see {table.folder.printed(outcome.run)}")
+    for run, error in table.errors.items():
+        if error:
+            console.print(f"{run.name} failed: {error}\n  see {table.folder.printed(run)}")
     done = table.count("done")
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):
@@ -99,7 +97,7 @@ class RunsTable:
     def __init__(self, runs: "list[StudyRun]", folder: "StudyFolder"):
         self.runs, self.folder = runs, folder
         self.totals = {run: run.experiment().hyperparameters()["n_timesteps"] for run in runs}
-        self.outcomes: dict[StudyRun, Outcome] = {}
+        self.errors: dict[StudyRun, str] = {}  # of the runs that have ended
         self._done: dict[StudyRun, Progress] = {}  # does not change any more and is not read again
 
     def progress(self, run: "StudyRun") -> "Progress":
@@ -108,18 +106,18 @@ class RunsTable:
         current = self._done.get(run) or progress(run, self.folder)
         if current.state == "done":
             self._done[run] = current
-        elif run in self.outcomes and self.outcomes[run].error:
+        elif self.errors.get(run):
             current = replace(current, state="failed")
         return current
 
     def count(self, state: str) -> int:
         return sum(self.progress(run).state == state for run in self.runs)
 
-    def line(self, outcome: "Outcome") -> str:
-        """One run's outcome in words."""
-        current = self.progress(outcome.run)
+    def line(self, run: "StudyRun") -> str:
+        """One run's progress in words."""
+        current = self.progress(run)
         score = "no score yet" if current.score is None else f"score {score_text(current.score)}"
-        return f"{outcome.run.name}: {current.state} at {current.steps:,} of {self.totals[outcome.run]:,} steps, {score}"
+        return f"{run.name}: {current.state} at {current.steps:,} of {self.totals[run]:,} steps, {score}"
 
     def render(self) -> Table:
         """The table, with running runs first: a study may have more runs than a terminal has lines."""

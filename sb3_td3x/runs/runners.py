@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import connection
@@ -22,44 +21,33 @@ from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt
 
 RETRIES = 5
 """How often a run's process, one of its environments' or its machine may be lost."""
-FINISHED, STOPPED, FAILED, DIED = 0, 10, 11, 12
-"""Exit codes of a run's process. With any but the first three it is lost and resumed from its checkpoint."""
+ENDED, FAILED, DIED = 0, 11, 12
+"""Exit codes of a run's process. With any but the first two it is lost and resumed from its checkpoint."""
 IN_LOG = "see its log"
 """An error that stands for the last line of the run's log."""
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended. Its error is one line, and empty for a run that is finished or was stopped."""
-
-    run: StudyRun
-    is_finished: bool
-    error: str = ""
-
-
-Function = Callable[[StudyRun], bool]
-Runner = Callable[[Function, Sequence[StudyRun]], Generator[Outcome, None, None]]
+Function = Callable[[StudyRun], Any]
+Ended = Generator[tuple[StudyRun, str], None, None]
+"""Runs as they end, each with its error in one line, which is empty if the run is finished or was stopped."""
+Runner = Callable[[Function, Sequence[StudyRun]], Ended]
 """
-Takes a function, which makes one run and returns whether it is finished, and the runs. Yields an outcome as each run ends. A
-run whose process, environment's process or machine is lost is made again. Closed, it stops the runs under way and waits.
+Takes a function, which makes one run, and the runs. A run whose process, environment's process or machine is lost is made
+again. Closed, it stops the runs under way and waits.
 """
 
 
-def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: Runner) -> Generator[Outcome, None, None]:
+def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: Runner) -> Ended:
     """
     Make the runs that are not finished. Close the generator to stop: runs under way save a checkpoint.
 
-    :return: an outcome per run, as each ends
     :raises RunLockedError: if another process drives this study
     """
     folder.runs.mkdir(parents=True, exist_ok=True)
     with RunLock(folder.runs):
         left = [run for run in runs if not folder.is_finished(run)]
-        with closing(runner(partial(attempt, train, folder), left)) as outcomes:
-            for outcome in outcomes:
-                if outcome.error == IN_LOG:
-                    outcome = replace(outcome, error=folder.last_line(outcome.run))
-                yield outcome
+        with closing(runner(partial(attempt, train, folder), left)) as ended:
+            for run, error in ended:
+                yield run, folder.last_line(run) if error == IN_LOG else error
 
 
 def jobs_here(threads: int) -> int:
@@ -71,7 +59,7 @@ def jobs_here(threads: int) -> int:
 def local(jobs: int) -> Runner:
     """:param jobs: runs at a time, a process each"""
 
-    def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
+    def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
         context = multiprocessing.get_context("spawn")
         waiting, lost = list(runs), Counter[StudyRun]()
         running: dict[Any, tuple[StudyRun, Any]] = {}  # by the handle that tells of the process's end
@@ -89,14 +77,13 @@ def local(jobs: int) -> Runner:
                     run, process = running.pop(sentinel)
                     process.join()
                     code = process.exitcode
-                    if code in (FINISHED, STOPPED, FAILED):
-                        yield Outcome(run, code == FINISHED, IN_LOG if code == FAILED else "")
-                        continue
-                    lost[run] += 1
-                    if lost[run] > RETRIES:
-                        yield Outcome(run, False, f"it was lost {lost[run]} times; at last its process ended with {code}")
-                    else:
+                    if code in (ENDED, FAILED):
+                        yield run, IN_LOG if code == FAILED else ""
+                    elif lost[run] < RETRIES:
+                        lost[run] += 1
                         waiting.insert(0, run)
+                    else:
+                        yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}"
         finally:
             for _, process in running.values():
                 process.terminate()
@@ -109,8 +96,9 @@ def local(jobs: int) -> Runner:
 def _in_process(function: Function, run: StudyRun) -> None:
     """What a local run's process does. It ends at once then, whatever threads and processes the run has left."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = ENDED
     try:
-        code = FINISHED if function(run) else STOPPED
+        function(run)
     except EnvironmentDiedError:
         code = DIED
     except Exception:
@@ -142,7 +130,7 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
         raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time depends on its cores")
     _require_answer(address)
 
-    def runner(function: Function, runs: Sequence[StudyRun]) -> Generator[Outcome, None, None]:
+    def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
         import ray
 
         arguments: dict[str, Any] = {}
@@ -155,14 +143,14 @@ def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
             try:
                 while pending:
                     (done,), _ = ray.wait(list(pending))
-                    run = pending.pop(done)
+                    error = ""
                     try:
-                        outcome = Outcome(run, ray.get(done))
+                        ray.get(done)
                     except ray.exceptions.RayTaskError:
-                        outcome = Outcome(run, False, IN_LOG)
-                    except ray.exceptions.RayError as error:  # its machine was lost too often
-                        outcome = Outcome(run, False, " ".join(str(error).split()))
-                    yield outcome
+                        error = IN_LOG
+                    except ray.exceptions.RayError as lost:  # its machine was lost too often
+                        error = " ".join(str(lost).split())
+                    yield pending.pop(done), error
             finally:
                 for reference in pending:
                     ray.cancel(reference)  # reaches the run as a Ctrl-C

@@ -110,9 +110,10 @@ class TestFile:
         code, printed = called("study", tmp_path / "bad.yml")
         assert (code, printed.count("\n")) == (2, 1)
 
-    def test_options_of_one_runner_are_refused_by_the_other(self):
-        with pytest.raises(ValueError, match="--jobs is for this machine"):
-            runners.on_ray("auto", jobs=2)
+    def test_jobs_are_not_for_ray(self, tmp_path, called):
+        study(tmp_path / "s.yml")
+        code, printed = called("study", tmp_path / "s.yml", "--ray", "local", "--jobs", 2, "--out", tmp_path / "out")
+        assert (code, "--jobs is for this machine" in printed) == (2, True)
 
     @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
     def test_a_cluster_that_does_not_answer_is_said_not_to(self, address):

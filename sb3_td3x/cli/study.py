@@ -49,7 +49,9 @@ def command(
         _make_one(console, runs[0], folder)
         return
     threads = max(run.options.get("threads", 1) for run in runs)
-    runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, jobs, threads)
+    if ray is not None and jobs is not None:
+        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time depends on its cores")
+    runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     console.print(f"{count}, done before: {table.count('done')} → {place}")

@@ -117,26 +117,20 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def on_ray(address: str, jobs: int | None = None, threads: int = 1) -> Runner:
+def on_ray(address: str, threads: int = 1) -> Runner:
     """
-    :param address: ``"local"`` starts a cluster on this machine; otherwise that of a running one, as ``ray.init`` takes it
-    :param jobs: runs at a time of a local cluster; ``None`` takes all cores. A running one has its own number
+    :param address: as ``ray.init`` takes it: ``"local"`` starts a cluster on this machine
     :param threads: cores that a run takes
     :raises ValueError: if Ray is not installed, or no cluster answers at the address
     """
     if find_spec("ray") is None:
         raise ValueError("studies on Ray need ray: pip install ray")
-    if jobs is not None and address != "local":
-        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time depends on its cores")
     _require_answer(address)
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
         import ray
 
-        arguments: dict[str, Any] = {}
-        if address == "local":
-            arguments = {"num_cpus": (jobs or jobs_here(threads)) * threads, "include_dashboard": False}
-        with ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **arguments):
+        with ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(lambda run: function(run))
             pending = {task.remote(run): run for run in runs}

@@ -35,19 +35,13 @@ OPTIONS = tuple(
 
 @dataclass(frozen=True)
 class StudyRun:
-    """
-    One run of a study.
+    """One run of a study."""
 
-    :param algo: ``"td3x"``, or another algorithm that the study's train function knows
-    :param setting: name of what is tried
-    :param options: all other keys of the file
-    """
-
-    algo: str
-    setting: str
+    algo: str  # td3x, or another that the study's train function knows
+    setting: str  # name of what is tried
     env: str
     seed: int
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all other keys of the file
 
     @property
     def name(self) -> str:
@@ -113,13 +107,10 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """
-    :param runs: holds the runs' folders
-    :param tables: holds one CSV per finished run; a run is finished when its CSV is there
-    """
+    """Where a study keeps its runs. A run is finished when its table is there."""
 
-    runs: Path
-    tables: Path
+    runs: Path  # holds a folder per run
+    tables: Path  # holds a CSV per finished run
 
     @classmethod
     def at(cls, path: Path) -> "StudyFolder":
@@ -152,10 +143,6 @@ class StudyFolder:
         lines = scores.read_text().splitlines()[1:] if scores.exists() else []
         return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in lines]
 
-    def finish(self, run: StudyRun) -> None:
-        """Write the run's table from its scores."""
-        _write_table(self.table(run), self.lines(run))
-
     def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
         """The last score of every run that has one, finished or not: one line per run."""
         _write_table(path, [line for run in runs for line in self.lines(run)[-1:]])
@@ -168,36 +155,30 @@ def _write_table(path: Path, lines: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """
-    :param state: ``"done"``, ``"running"``, ``"stopped"`` (it has a checkpoint) or ``"waiting"``
-    :param steps: environment steps so far
-    :param rate: steps per second of the process that makes the run
-    :param score: mean return of the last evaluation
-    """
+    """How far a run is: a finished one is done, one that has a checkpoint is stopped."""
 
-    state: str
-    steps: int = 0
-    rate: float | None = None
-    score: float | None = None
+    state: str  # done, running, stopped or waiting
+    steps: int
+    rate: float | None = None  # in steps per second
+    score: float | None = None  # mean return of the last evaluation
 
 
 def progress(run: StudyRun, folder: StudyFolder) -> Progress:
-    """How far a run is, read from the files that it writes, whichever machine makes it."""
-    place, evaluated, score = RunDir(folder.run(run), run.env), 0, None
+    """Read from the files that the run writes, whichever machine makes it."""
+    place, state, steps, rate, score = RunDir(folder.run(run), run.env), "waiting", 0, None, None
     for line in folder.lines(run)[-1:]:
         *_, timesteps, mean_return, _, _ = line.split(",")
-        evaluated, score = int(timesteps), float(mean_return)
+        steps, score = int(timesteps), float(mean_return)
     if folder.is_finished(run):
-        return Progress("done", evaluated, score=score)
-    if is_touched(place.path):
-        rows = csv_lines(place.log) if place.log.is_file() else []
-        logged = [row for row in rows if row.get("time/fps") and row.get("time/total_timesteps")]  # the last may be cut off
-        if not logged:
-            return Progress("running", evaluated, score=score)
-        steps, rate = (float(logged[-1][name]) for name in ("time/total_timesteps", "time/fps"))
-        return Progress("running", max(evaluated, int(steps)), rate, score)
-    saved = Store(place.checkpoints).checkpoints()
-    return Progress("stopped", saved[-1].steps, score=score) if saved else Progress("waiting")
+        state = "done"
+    elif is_touched(place.path):
+        state = "running"
+        for row in csv_lines(place.log) if place.log.is_file() else ():
+            if row.get("time/fps") and row.get("time/total_timesteps"):  # the last line may be cut off
+                steps, rate = max(steps, int(float(row["time/total_timesteps"]))), float(row["time/fps"])
+    elif saved := Store(place.checkpoints).checkpoints():
+        state, steps = "stopped", saved[-1].steps
+    return Progress(state, steps, rate, score)
 
 
 Train = Callable[[StudyRun, Path], bool]
@@ -206,20 +187,16 @@ Train = Callable[[StudyRun, Path], bool]
 
 def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """
-    Make a run, or what is left of it; does nothing if it is finished.
-
-    An attempt that was lost with its machine may have left a lock there, see ``RunLock``: this one waits until its lease has
-    ended.
+    Make a run, or what is left of it; ``RunLockedError`` if another attempt stays at work.
 
     :return: whether the run is finished now; not if it was told to stop
-    :raises RunLockedError: if another attempt is at work
     """
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
     with _logged(folder.printed(run)):
         _wait_for(path)
         if not folder.is_finished(run) and train(run, path):
-            folder.finish(run)
+            _write_table(folder.table(run), folder.lines(run))
     return folder.is_finished(run)
 
 

@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -79,31 +80,25 @@ def open_env(
     entry = entry or {}
     n_envs = entry.get("n_envs", 1)
 
-    def maker(index: int) -> Callable[[], gym.Env]:
-        def make_env() -> gym.Env:
-            if n_envs > 1:  # in a process of its own
-                # A terminal sends Ctrl-C to every process, a cluster SIGTERM; the main process decides when to stop
-                signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            require_registered(env_id)  # also in a process of its own
-            env = _make(env_id, render_mode, env_kwargs or {})
-            if stream != TRAINING and env.spec is not None and env.spec.max_episode_steps is None:
-                warnings.warn(
-                    f"{env_id} declares no time limit (max_episode_steps): episodes of evaluations end after "
-                    f"{LONGEST_EVALUATION:,} steps at the latest",
-                    stacklevel=2,
-                )
-                env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
-            env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
-            if monitor_folder is None:
-                return ResumableEnv(Monitor(env))
-            file = monitor_folder / f"{index}.{Monitor.EXT}"
-            return ResumableEnv(Monitor(env, str(file), override_existing=not file.exists()))
-
-        return make_env
+    def make_env(index: int) -> gym.Env:
+        if n_envs > 1:  # in a process of its own
+            # A terminal sends Ctrl-C to every process, a cluster SIGTERM; the main process decides when to stop
+            signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        require_registered(env_id)  # also in a process of its own
+        env = _make(env_id, render_mode, env_kwargs or {})
+        if stream != TRAINING and env.spec is not None and env.spec.max_episode_steps is None:
+            ends = f"episodes of evaluations end after {LONGEST_EVALUATION:,} steps at the latest"
+            warnings.warn(f"{env_id} declares no time limit (max_episode_steps): {ends}", stacklevel=2)
+            env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
+        env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
+        if monitor_folder is None:
+            return ResumableEnv(Monitor(env))
+        file = monitor_folder / f"{index}.{Monitor.EXT}"
+        return ResumableEnv(Monitor(env, str(file), override_existing=not file.exists()))
 
     if n_envs > 1:
         Finalize(None, _kill_workers, exitpriority=0)
-    env: VecEnv = (SubprocVecEnv if n_envs > 1 else DummyVecEnv)([maker(index) for index in range(n_envs)])
+    env: VecEnv = (SubprocVecEnv if n_envs > 1 else DummyVecEnv)([partial(make_env, index) for index in range(n_envs)])
     return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
 
 

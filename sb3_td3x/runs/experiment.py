@@ -1,9 +1,10 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -167,7 +168,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         written = resources.enter_context(ExitStack())
         if path is None:
             folder = RunDir.create(experiment.out, experiment.env_id)
-            written.callback(_remove_empty, folder.path)
+            written.callback(shutil.rmtree, folder.path, ignore_errors=True)
         else:
             folder = RunDir(files.make_folder(path), experiment.env_id)
         lock = resources.enter_context(RunLock(folder.path))
@@ -184,11 +185,6 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         resources.callback(model.logger.close)
         written.pop_all()
         return Run(experiment, folder, entry, model, evaluation_env, False, lock, resources.pop_all())
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def resume(

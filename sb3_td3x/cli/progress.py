@@ -1,6 +1,5 @@
 """What a training run shows: its progress, the algorithm's messages, and values in an experiment tracker."""
 
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from sb3_td3x.results.scores import score_text
 from sb3_td3x.runs.experiment import Run
 
 LIFE_SECONDS = 30
-"""Without a bar, a line says at least this often how far the run is."""
+"""Without a bar, a line says this often how far the run is."""
 
 
 def scores_text(folder: RunDir) -> str:
@@ -78,31 +77,17 @@ class ShowProgress(BaseCallback):
             speed_estimate_period=120,
         )
         self.task = self.bar.add_task("train", total=run.total, rate=0.0, scores=scores_text(run.folder))
-        self.ended = threading.Event()
-
-    def __enter__(self) -> "ShowProgress":
-        self.bar.start()
-        if not self.has_bar:
-            threading.Thread(target=self._show_life, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.ended.set()
-        self.bar.stop()
-
-    def _show_life(self) -> None:
-        """In a thread of its own, because compiling and evaluations may take longer than the time between two lines."""
-        model = self.run.model
-        while not self.ended.wait(LIFE_SECONDS):
-            steps, rate = model.num_timesteps, self._rate()
-            returns = [episode["r"] for episode in list(model.ep_info_buffer or ())]
-            score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            left = f"{timedelta(seconds=round((self.run.total - steps) / rate))} left" if rate else "time left unknown"
-            self.console.print(f"{steps:>9,} steps  {rate:.0f} steps/s  {score}  {left}")
+        self.shown_at = time.monotonic()
 
     def _on_step(self) -> bool:
         if self.has_bar:  # rich draws ten times a second, however often it is updated
             self.bar.update(self.task, completed=self.num_timesteps, rate=self._rate())
+        elif time.monotonic() - self.shown_at > LIFE_SECONDS:
+            self.shown_at = time.monotonic()
+            returns = [episode["r"] for episode in self.run.model.ep_info_buffer or ()]
+            score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
+            left = timedelta(seconds=round((self.run.total - self.num_timesteps) / self._rate()))
+            self.console.print(f"{self.num_timesteps:>9,} steps  {self._rate():.0f} steps/s  {score}  {left} left")
         return True
 
     def show_evaluation(self, evaluation: EvalCallback) -> None:

@@ -129,7 +129,8 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     outputs.append(HumanOutputFormat(sys.stdout) if verbose else Messages(console))
     if track:
         outputs.append(Wandb(run))
-    with ShowProgress(console, run, has_bar=console.is_terminal and not verbose) as progress, _plain_warnings(console):
+    progress = ShowProgress(console, run, has_bar=console.is_terminal and not verbose)
+    with progress.bar, _plain_warnings(console):
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"

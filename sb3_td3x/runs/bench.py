@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -69,41 +70,31 @@ def contenders(
     case: Case, device: str, announce: Callable[[str], None], algorithms: Algorithms = ALGORITHMS
 ) -> dict[str, Callable[[], None]]:
     """Functions that make one update each, by name. What cannot be used on this machine is announced with the reason."""
-    if case.n_quantiles > 1:
-        quantiles = {"n_quantiles": case.n_quantiles}
-        algorithms = {**algorithms} | {
-            f"{name}, {case.n_quantiles} quantiles": (algorithm, settings | quantiles)
-            for name, (algorithm, settings) in algorithms.items() if algorithm is TD3X
-        }  # fmt: skip
+    quantiles = {
+        f"{name}, {case.n_quantiles} quantiles": (algorithm, {**settings, "n_quantiles": case.n_quantiles})
+        for name, (algorithm, settings) in algorithms.items()
+        if algorithm is TD3X and case.n_quantiles > 1
+    }
     updates: dict[str, Callable[[], None]] = {}
-    for name, (algorithm, settings) in algorithms.items():
+    for name, (algorithm, settings) in {**algorithms, **quantiles}.items():
         try:
-            learner = model(algorithm, case, device, **settings)
+            updates[name] = partial(model(algorithm, case, device, **settings).train, 1, case.batch_size)
         except ValueError as error:
             announce(f"{name} is not measured: {error}")
-            continue
-        updates[name] = lambda learner=learner: learner.train(1, case.batch_size)  # type: ignore[misc]
     return updates
 
 
 def take_turns(
     updates: Mapping[str, Callable[[], None]], device: str, per_turn: int, seconds: float, announce: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """
-    Milliseconds per update of each contender, one number per turn.
-
-    :param per_turn: updates in one turn
-    :param seconds: within which the turns end, 11 of each contender at most and one at least
-    """
+    """Milliseconds per update of each contender, one number per turn: 1 to 11, of ``per_turn`` updates, in ``seconds``."""
     begin = time.perf_counter()
     taken: dict[str, list[float]] = {name: [] for name in updates}
     for name, update in updates.items():
-        is_compiled = "compiled" in name
-        if is_compiled:
+        if "compiled" in name:
             announce(f"{name}: compiling two programs, 10 to 60 s with an empty cache ...")
         first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
-        compiled = f"compiled in {first:.1f} s, " if is_compiled else ""
-        announce(f"{name}: {compiled}{_milliseconds(update, 10, device):.2f} ms per update")
+        announce(f"{name}: {_milliseconds(update, 10, device):.2f} ms per update after the first four, {first:.1f} s")
     for _ in range(11):
         turn_begin = time.perf_counter()
         for name, update in updates.items():

@@ -73,14 +73,12 @@ def samples_are_accepted():
     """TD3X takes whatever is drawn, and a stored trial makes the model that was tried."""
     import optuna
 
-    from sb3_td3x.zoo import tuning
-
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     noises = set()
     for number in range(24):
         trial, with_goals = study.ask(), number == 0
-        drawn = tuning.sample(trial, 1, 1, {"using_her_replay_buffer": with_goals, "her_kwargs": {}})
-        stored = presets.model_arguments(tuning.convert(trial.params))
+        drawn = zoo.sample(trial, 1, 1, {"using_her_replay_buffer": with_goals, "her_kwargs": {}})
+        stored = presets.model_arguments(zoo.convert(trial.params))
         if with_goals:
             assert stored.pop("replay_buffer_kwargs") == drawn.pop("replay_buffer_kwargs")
         tried, again = (TD3X("MlpPolicy", LineEnv(), buffer_size=100, device="cpu", **given) for given in (drawn, stored))

@@ -5,6 +5,8 @@ TD3X in rl-zoo3, under the name ``td3x``.
 accept ``--algo td3x`` if a module ``custom_envs.py``, which rl-zoo3 imports where there is one, calls ``register``.
 """
 
+from typing import Any
+
 from sb3_td3x import presets
 from sb3_td3x.results.run_dir import ALGORITHM
 
@@ -15,6 +17,12 @@ hyperparams = {
     for environment, entry in presets.table("default").items()
 }
 """The preset ``default`` as rl-zoo3 reads it: ``--conf-file sb3_td3x.zoo``."""
+
+QUANTILES = (1, 10, 25)
+MOST_DROPPED = 5  # as in rl-zoo3's search space of TQC; less than 10 quantiles, the fewest that can lose some
+SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")
+"""What ``--optimize-hyperparameters`` searches besides the settings of rl-zoo3's TD3."""
+HER_SETTINGS = ("n_sampled_goal", "goal_selection_strategy")
 
 
 def register() -> None:
@@ -28,11 +36,37 @@ def register() -> None:
     from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
     from sb3_td3x.td3x.td3x import TD3X
-    from sb3_td3x.zoo import tuning
 
     ALGOS[ALGORITHM] = TD3X
-    hyperparams_opt.HYPERPARAMS_SAMPLER[ALGORITHM] = tuning.sample
-    hyperparams_opt.HYPERPARAMS_CONVERTER[ALGORITHM] = tuning.convert
+    hyperparams_opt.HYPERPARAMS_SAMPLER[ALGORITHM] = sample
+    hyperparams_opt.HYPERPARAMS_CONVERTER[ALGORITHM] = convert
     # rl-zoo3 evaluates the text of `replay_buffer_class` in this module, which imports HerReplayBuffer only
     for name in presets.CLASSES["replay_buffer_class"][1]:
         setattr(exp_manager, name, presets.known_class("replay_buffer_class", name))
+
+
+def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of ``TD3X`` for one trial of Optuna's, with the parameters of rl-zoo3's samplers."""
+    from rl_zoo3.hyperparams_opt import sample_td3_params
+
+    settings = {
+        "n_quantiles": trial.suggest_categorical("n_quantiles", QUANTILES),
+        "top_quantiles_to_drop_per_net": trial.suggest_int("top_quantiles_to_drop_per_net", 0, MOST_DROPPED),
+        "policy_delay": trial.suggest_int("policy_delay", 1, 4),
+    }
+    # rl-zoo3 leaves the key out where it samples no noise; TD3X would then use its default noise
+    return {"action_noise": None, **sample_td3_params(trial, n_actions, n_envs, additional_args), **settings}
+
+
+def convert(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """A stored trial (``--trial-id``) as an entry of a preset."""
+    from rl_zoo3.hyperparams_opt import convert_offpolicy_params
+
+    # Without these: rl-zoo3 would move n_quantiles into policy_kwargs, where TQC has it
+    separate = (*SEARCHED, *HER_SETTINGS)
+    entry = convert_offpolicy_params({name: value for name, value in sampled_params.items() if name not in separate})
+    if entry["noise_type"] is None:  # rl-zoo3 would pass noise_type to the constructor
+        entry.update(noise_type="normal", noise_std=0.0)
+    if goals := {name: sampled_params[name] for name in HER_SETTINGS if name in sampled_params}:
+        entry["replay_buffer_kwargs"] = goals
+    return {**entry, **{name: sampled_params[name] for name in SEARCHED}}

@@ -89,11 +89,7 @@ def _loads_without_trust(run: RunDir) -> bool:
 
 
 def upload(folder: Path, repo_id: str, private: bool = False) -> str:
-    """
-    Create the repository if it does not exist, and upload the files of a folder; returns its address.
-
-    :raises ValueError: if the Hub cannot be reached or refuses, or if a private repository is asked for and it is public
-    """
+    """Upload the files of a folder to a repository, which is created if it does not exist; returns its address."""
     try:
         api = huggingface_hub.HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
@@ -109,11 +105,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 
 
 def pull(repo_id: str, out: Path) -> RunDir:
-    """
-    Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust.
-
-    :raises ValueError: if the Hub cannot be reached, or if the repository holds no settings or not exactly one model
-    """
+    """Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust."""
     _require_repository(repo_id)
     try:
         folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))

@@ -48,12 +48,7 @@ NOT_DRAWN = {STEPS, "time/episodes", "time/time_elapsed", "train/n_updates", "ev
 
 
 def write(run: RunDir, out: Path) -> None:
-    """
-    Write the page of a run. An unfinished run, or one without a video or a log, gets a page of what it has.
-
-    :param out: the ``.html`` file, replaced in one step
-    :raises ValueError: for another kind of file, or for settings that cannot be read
-    """
+    """Write the page of a run, or of what an unfinished one has; ``ValueError`` if its settings cannot be read."""
     if out.suffix != ".html":
         raise ValueError(f"a report is an .html file, not {out.name!r}")
     page = render(run)

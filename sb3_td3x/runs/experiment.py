@@ -38,38 +38,23 @@ ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threa
 
 @dataclass(frozen=True)
 class Experiment:
-    """
-    What one run is made from. The same values give the same run.
-
-    :param steps: environment steps; ``None`` takes the preset's ``n_timesteps``
-    :param seed: seed of the networks, the exploration and every episode of the environments
-    :param preset: name of a preset, or path of a YAML file like one
-    :param overrides: ``key=value`` texts that change the preset
-    :param n_envs: number of parallel environments; above 1 there are as many updates as environment steps.
-        ``None`` takes the preset's number, which is 1 if it names none
-    :param eval_freq: environment steps between two evaluations
-    :param save_freq: environment steps between two checkpoints
-    :param threads: torch threads; more than one helps only on an otherwise idle machine and slows down a busy one
-    :param out: folder that holds the runs
-    :param setting: name of what is tried, for plots and tables; ``None`` is the preset's name
-    :param video: whether the command makes a video at the end
-    """
+    """What one run is made from. The same values give the same run."""
 
     env_id: str
-    steps: float | None = None
-    seed: int = 0
-    preset: str = "default"
-    overrides: tuple[str, ...] = ()
-    n_envs: int | None = None
-    eval_freq: int = 5_000
+    steps: float | None = None  # of the environments; None takes the preset's n_timesteps
+    seed: int = 0  # of the networks, the exploration and every episode of the environments
+    preset: str = "default"  # name of a preset, or path of a YAML file like one
+    overrides: tuple[str, ...] = ()  # key=value texts that change the preset
+    n_envs: int | None = None  # None takes the preset's number, which is 1 if it names none
+    eval_freq: int = 5_000  # environment steps between two evaluations
     eval_episodes: int = 10
-    save_freq: int = 10_000
+    save_freq: int = 10_000  # environment steps between two checkpoints
     device: str = "auto"
-    threads: int = 1
-    out: Path = Path("logs")
-    setting: str | None = None
+    threads: int = 1  # of torch; more help only on an otherwise idle machine and slow down a busy one
+    out: Path = Path("logs")  # holds the runs
+    setting: str | None = None  # name of what is tried, for plots and tables; None is the preset's name
     env_kwargs: dict[str, Any] | None = None
-    video: bool = True
+    video: bool = True  # whether the command makes one at the end
 
     def __post_init__(self) -> None:
         for name in ("eval_freq", "eval_episodes", "save_freq", "threads", "seed"):  # a file may have 1.0 or 1e4
@@ -78,11 +63,7 @@ class Experiment:
             raise ValueError(f"env_kwargs must be a mapping of names to values, not {self.env_kwargs!r}")
 
     def hyperparameters(self) -> dict[str, Any]:
-        """
-        The preset's entry with all that this run changes, in rl-zoo3's keys.
-
-        :raises ValueError: for an unknown preset or key, or settings that exclude each other
-        """
+        """The preset's entry with all that this run changes, in rl-zoo3's keys; ``ValueError`` if they make no run."""
         entry = presets.load(self.preset, self.env_id)
         entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
         if entry["n_envs"] > 1:
@@ -130,12 +111,7 @@ class Run:
 
 
 def check(experiment: Experiment) -> dict[str, Any]:
-    """
-    Check every setting that can be checked without making the environments.
-
-    :return: the hyperparameters
-    :raises ValueError: for anything that cannot be run, in one line that says what to change
-    """
+    """The hyperparameters, after every check that needs no environments; a ``ValueError`` says what to change."""
     require_registered(experiment.env_id)
     require_device(experiment.device)
     entry = experiment.hyperparameters()
@@ -148,11 +124,9 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     """
     Check every setting, then make the environments, the folder and the model. If that fails, no files are left.
 
-    :param path: the run's folder; what a run without a checkpoint has written there is replaced. ``None`` makes a new,
-        numbered one
+    :param path: the run's folder; what a run without a checkpoint has written there is replaced. ``None`` makes a new one
     :param command: the command line that makes the run, kept in ``args.yml``
     :raises ValueError: for anything that cannot be run, in one line that says what to change
-    :raises OSError: if the folder cannot be written
     """
     entry = check(experiment)
     th.set_num_threads(experiment.threads)

@@ -54,13 +54,7 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
 def evaluate(
     folder: RunDir, episodes: int, seed: int, device: str = "auto", trust: bool = False, render_mode: str | None = None
 ) -> np.ndarray:
-    """
-    Returns of fresh episodes of a run's model, without exploration noise.
-
-    :param seed: determines the episodes
-    :param render_mode: ``"human"`` shows them in a window
-    :return: ``(episodes,)``
-    """
+    """Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them."""
     with closing(open_evaluation_env(folder, seed, render_mode, trust)) as env:
         model = load_model(folder, env, device, trust)
         returns, _ = evaluate_policy(model, env, check_int("episodes", episodes, minimum=1), return_episode_rewards=True)
@@ -69,11 +63,8 @@ def evaluate(
 
 def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust: bool = False) -> str:
     """
-    Record one episode of a run's model.
+    Record one episode of a run's model, up to ``max_steps``, to an ``.mp4``; returns what the video shows, in words.
 
-    :param out: the ``.mp4`` to write, replaced in one step
-    :param max_steps: the video ends here at the latest; the longest episode of Gymnasium's own tasks has as many
-    :return: what it shows, in words
     :raises ValueError: if the packages for it are missing or the environment cannot draw itself
     """
     if out.suffix != ".mp4":

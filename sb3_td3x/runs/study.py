@@ -61,11 +61,10 @@ class StudyRun:
 
 def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[str] = ("td3x",)) -> list[StudyRun]:
     """
-    :param path: YAML file: keys that hold for every run, and under ``runs`` a list of settings with their own keys
+    The runs of a YAML file, see docs/experiments.md; ``ValueError`` in one line that names the file and the key.
+
     :param options: the keys that a run may have besides ``GRID_KEYS``
     :param algorithms: values of ``algo``; the first is the default
-    :return: one run per setting, environment and seed, in the file's order
-    :raises ValueError: in one line that names the file and the key
     """
     try:
         content = yaml.safe_load(path.read_text())

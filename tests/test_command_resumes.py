@@ -118,7 +118,7 @@ class TestFinished:
         assert "has made 300 steps of 300: --steps extends it" in printed
         code, printed = called("train", "--resume", finished.path, "--steps", 5)
         assert code == 2
-        assert "has made 300 steps: --steps counts from the beginning and must be above that, not 5" in printed
+        assert "has made 300 steps of 5: --steps extends it and counts from the beginning" in printed
         # An extension that is stopped at once is still planned
         extended = experiment.resume(finished, steps=500)
         extended.resources.close()

@@ -199,11 +199,8 @@ def resume(
             if had not in (None, asked):
                 raise ValueError(f"the run's settings ask for {name} {asked:,}, but its checkpoint was made with {had}")
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
-            done = f"{folder.path} has made {saved.steps:,} steps"
-            raise ValueError(
-                f"{done} of {entry['n_timesteps']:,}: --steps extends it" if steps is None
-                else f"{done}: --steps counts from the beginning and must be above that, not {entry['n_timesteps']:,}"
-            )  # fmt: skip
+            made = f"{folder.path} has made {saved.steps:,} steps of {entry['n_timesteps']:,}"
+            raise ValueError(f"{made}: --steps extends it and counts from the beginning")
         th.set_num_threads(experiment.threads)
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)

@@ -42,12 +42,9 @@ def _require_repository(repo_id: str) -> None:
 
 def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 1_000, trust: bool = False) -> None:
     """
-    Evaluate a run's best model on fresh episodes and write the files of its repository.
+    Evaluate a run's best model on fresh episodes, and write the files of its repository to a new or empty folder.
 
-    :param out: an empty folder, or one to be created
-    :param repo_id: ``user/name``, for the model card
     :param trust: run the code that the run's files may hold; the model card then says whether loading the model does
-    :raises ValueError: for a run without a model, a folder that has files in it, or another kind of name
     """
     _require_repository(repo_id)
     if out.exists() and any(out.iterdir()):

@@ -45,11 +45,8 @@ class Evaluation(EvalCallback):
     evaluation that is interrupted by a request to stop is discarded, and a resumed run makes it first, with the same model.
 
     Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each, and saves
-    the last model where training ends: before the last checkpoint, after which there is nothing to resume.
-
-    :param lock: of the run's folder; a process that has lost it, for example while it was suspended, writes nothing more
-    :param is_stopping: whether the run was asked to stop; looked at in every step of an evaluation
-    :param on_evaluation: called after every evaluation with this callback
+    the last model where training ends: before the last checkpoint, after which there is nothing to resume. A process that has
+    lost the run's lock, for example while it was suspended, writes nothing more.
     """
 
     resumable = ("seconds", "elapsed", "is_due")

@@ -88,7 +88,7 @@ class Experiment:
             raise ValueError(f"{folder.args_file} has no list of overrides, so td3x train has not made this run")
         keys = {field.name: ARGUMENT_NAMES.get(field.name, field.name) for field in fields(cls)}
         values = {name: arguments[key] for name, key in keys.items() if key in arguments}
-        return cls(**{**values, "overrides": tuple(arguments["overrides"]), "out": folder.path.parent.parent})
+        return cls(**{**values, "overrides": tuple(arguments["overrides"])})
 
 
 @dataclass

@@ -3,8 +3,6 @@
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,7 +128,9 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     if track:
         outputs.append(Wandb(run))
     progress = ShowProgress(console, run, has_bar=console.is_terminal and not verbose)
-    with progress.bar, _plain_warnings(console):
+    with progress.bar, warnings.catch_warnings():
+        # As a sentence, without the place in the code that it came from
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
         finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
@@ -141,14 +141,6 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
         if path.exists():
             console.print(f"  {path}")
     return finished
-
-
-@contextmanager
-def _plain_warnings(console: PlainConsole) -> Iterator[None]:
-    """Show a warning as a sentence, without the place in the code that it came from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
-        yield
 
 
 def _resumption(folder: RunDir) -> str:

@@ -54,7 +54,7 @@ def command(
     runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    console.print(f"{count}, done before: {table.count('done')} → {place}")
+    console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
@@ -86,7 +86,7 @@ def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
     for run, error in table.errors.items():
         if error:
             console.print(f"{run.name} failed: {error}\n  see {table.folder.printed(run)}")
-    done = table.count("done")
+    done = sum(map(table.folder.is_finished, table.runs))
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):
         console.print("the same command tries the others again")
@@ -111,9 +111,6 @@ class RunsTable:
         elif self.errors.get(run):
             current = replace(current, state="failed")
         return current
-
-    def count(self, state: str) -> int:
-        return sum(self.progress(run).state == state for run in self.runs)
 
     def line(self, run: "StudyRun") -> str:
         """One run's progress in words."""

@@ -263,7 +263,7 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
         return
     try:  # overrides are compared by what they make of the preset
         experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
-        begun, now = ({**vars(each), "out": "", "overrides": "", **each.hyperparameters()} for each in experiments)
+        begun, now = ({**vars(each), "overrides": "", **each.hyperparameters()} for each in experiments)
     except ValueError:
         return
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:

@@ -16,7 +16,7 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, progress, read, train_td3x
+from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, read, train_td3x
 from tests.commands import stop_after
 from tests.studies import SHORT, made, saved_steps, study
 
@@ -156,7 +156,7 @@ class TestResults:
         summary = (tmp_path / "summary.csv").read_text().splitlines()
         assert summary[0] == ",".join(TABLE_COLUMNS)
         assert summary[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
-        assert progress(runs[0], folder) == progress(runs[0], StudyFolder.at(path))
+        assert folder.progress(runs[0]) == StudyFolder.at(path).progress(runs[0])
         check(runs, folder)
         for steps in (900, 200):
             changed = study(tmp_path / "s.yml", steps=steps)
@@ -196,11 +196,11 @@ class TestResults:
         folder.run(run).mkdir(parents=True)
         (folder.run(run) / "progress.csv").write_text("time/fps,time/total_timesteps\n31,120\n,\n32,240\n33")
         with RunLock(folder.run(run)):
-            assert progress(run, folder) == Progress("running", 240, 32.0)
+            assert folder.progress(run) == Progress("running", 240, 32.0)
             console = Console(width=100, file=io.StringIO())
             console.print(RunsTable([run], folder).render())
         assert re.search(r"1 running.*240/450 .* 32 .* running", console.file.getvalue(), re.DOTALL)
-        assert progress(run, folder).state == "waiting"
+        assert folder.progress(run).state == "waiting"
 
 
 class TestResuming:
@@ -209,7 +209,7 @@ class TestResuming:
         stop_after(monkeypatch, 250)
         assert not made(runs, tmp_path)[run.name].is_finished
         assert saved_steps(tmp_path, run)[-1] == 250
-        found = progress(run, StudyFolder.at(tmp_path))
+        found = StudyFolder.at(tmp_path).progress(run)
         assert (found.state, found.steps) == ("stopped", 250)
         monkeypatch.undo()
         assert made(runs, tmp_path)[run.name].is_finished

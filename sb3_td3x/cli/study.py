@@ -45,8 +45,13 @@ def command(
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     console = PlainConsole()
-    if only is not None:
-        _make_one(console, runs[0], folder)
+    if only is not None:  # one job of a scheduler
+        (run,) = runs
+        console.print(f"{run.name}, which prints to {folder.printed(run)}")
+        if not study.attempt(study.train_td3x, folder, run):
+            console.print("stopped; the same command resumes it")
+            raise typer.Exit(1)
+        console.print(f"done: {folder.table(run)}")
         return
     threads = max(run.options.get("threads", 1) for run in runs)
     if ray is not None and jobs is not None:
@@ -68,17 +73,6 @@ def command(
         console.print("stopped; runs under way have saved a checkpoint")
     folder.write_summary(runs, place / "summary.csv")
     _report(console, table, place / "summary.csv")
-
-
-def _make_one(console: PlainConsole, run: "StudyRun", folder: "StudyFolder") -> None:
-    """One job of a scheduler: exit code 1 if it was told to stop."""
-    from sb3_td3x.runs import study
-
-    console.print(f"{run.name}, which prints to {folder.printed(run)}")
-    if not study.attempt(study.train_td3x, folder, run):
-        console.print("stopped; the same command resumes it")
-        raise typer.Exit(1)
-    console.print(f"done: {folder.table(run)}")
 
 
 def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
@@ -103,9 +97,7 @@ class RunsTable:
         self._done: dict[StudyRun, Progress] = {}  # does not change any more and is not read again
 
     def progress(self, run: "StudyRun") -> "Progress":
-        from sb3_td3x.runs.study import progress
-
-        current = self._done.get(run) or progress(run, self.folder)
+        current = self._done.get(run) or self.folder.progress(run)
         if current.state == "done":
             self._done[run] = current
         elif self.errors.get(run):

@@ -5,8 +5,8 @@ import re
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -105,6 +105,16 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    state: str  # done, running, stopped (it has a checkpoint) or waiting
+    steps: int
+    rate: float | None = None  # in steps per second
+    score: float | None = None  # mean return of the last evaluation
+
+
+@dataclass(frozen=True)
 class StudyFolder:
     """Where a study keeps its runs. A run is finished when its table is there."""
 
@@ -146,38 +156,27 @@ class StudyFolder:
         """The last score of every run that has one, finished or not: one line per run."""
         _write_table(path, [line for run in runs for line in self.lines(run)[-1:]])
 
+    def progress(self, run: StudyRun) -> Progress:
+        """How far a run is, read from the files that it writes, whichever machine makes it."""
+        place, state, steps, rate, score = RunDir(self.run(run), run.env), "waiting", 0, None, None
+        for line in self.lines(run)[-1:]:
+            *_, timesteps, mean_return, _, _ = line.split(",")
+            steps, score = int(timesteps), float(mean_return)
+        if self.is_finished(run):
+            state = "done"
+        elif is_touched(place.path):
+            state = "running"
+            for row in csv_lines(place.log) if place.log.is_file() else ():
+                if row.get("time/fps") and row.get("time/total_timesteps"):  # the last line may be cut off
+                    steps, rate = max(steps, int(float(row["time/total_timesteps"]))), float(row["time/fps"])
+        elif saved := Store(place.checkpoints).checkpoints():
+            state, steps = "stopped", saved[-1].steps
+        return Progress(state, steps, rate, score)
+
 
 def _write_table(path: Path, lines: list[str]) -> None:
     files.make_folder(path.parent)
     files.write(path, "\n".join([",".join(TABLE_COLUMNS), *lines, ""]).encode())
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is: a finished one is done, one that has a checkpoint is stopped."""
-
-    state: str  # done, running, stopped or waiting
-    steps: int
-    rate: float | None = None  # in steps per second
-    score: float | None = None  # mean return of the last evaluation
-
-
-def progress(run: StudyRun, folder: StudyFolder) -> Progress:
-    """Read from the files that the run writes, whichever machine makes it."""
-    place, state, steps, rate, score = RunDir(folder.run(run), run.env), "waiting", 0, None, None
-    for line in folder.lines(run)[-1:]:
-        *_, timesteps, mean_return, _, _ = line.split(",")
-        steps, score = int(timesteps), float(mean_return)
-    if folder.is_finished(run):
-        state = "done"
-    elif is_touched(place.path):
-        state = "running"
-        for row in csv_lines(place.log) if place.log.is_file() else ():
-            if row.get("time/fps") and row.get("time/total_timesteps"):  # the last line may be cut off
-                steps, rate = max(steps, int(float(row["time/total_timesteps"]))), float(row["time/fps"])
-    elif saved := Store(place.checkpoints).checkpoints():
-        state, steps = "stopped", saved[-1].steps
-    return Progress(state, steps, rate, score)
 
 
 Train = Callable[[StudyRun, Path], bool]
@@ -192,10 +191,16 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
-    with _logged(folder.printed(run)):
-        _wait_for(path)
-        if not folder.is_finished(run) and train(run, path):
-            _write_table(folder.table(run), folder.lines(run))
+    # The terminal belongs to the table of runs
+    with folder.printed(run).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
+        try:
+            _wait_for(path)
+            if not folder.is_finished(run) and train(run, path):
+                _write_table(folder.table(run), folder.lines(run))
+        except Exception:
+            traceback.print_exc()
+            raise
     return folder.is_finished(run)
 
 
@@ -210,18 +215,6 @@ def _wait_for(folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Print to a file, tracebacks too: the terminal belongs to the table of runs."""
-    with path.open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
-        try:
-            yield
-        except Exception:
-            traceback.print_exc()
-            raise
 
 
 def train_td3x(run: StudyRun, path: Path) -> bool:
@@ -256,7 +249,7 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     path, table = folder.run(run), folder.table(run)
     if not Store(RunDir(path, run.env).checkpoints).holds_any():
         if folder.is_finished(run):  # its folder was removed
-            planned, steps = run.experiment(), progress(run, folder).steps
+            planned, steps = run.experiment(), folder.progress(run).steps
             total = planned.hyperparameters()["n_timesteps"]
             if not total <= steps <= total + planned.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")

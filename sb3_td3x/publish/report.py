@@ -9,7 +9,7 @@ import base64
 import io
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -57,21 +57,24 @@ def write(run: RunDir, out: Path) -> None:
 
 
 def render(run: RunDir) -> str:
-    """The page as text; errors as for ``write``."""
+    """The page as text."""
     template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
     steps, saved = config.get("n_timesteps"), Store(run.checkpoints).checkpoints()
     planned = steps if isinstance(steps, (int, float)) else 0
     notes: list[str] = []
-    scores, log = _scores(run, notes), _log(run, notes)
+    scores = _read(of_run, run, "scores", notes)
+    lines = _read(csv_lines, run.log, "training diagnostics", notes) or [{}]
+    log = {name: np.array([_number(line.get(name)) for line in lines]) for name in lines[0] if name}
+    axes = [] if scores is None else ["steps", "time"] if np.isfinite(scores.seconds).any() else ["steps"]
     return environment.from_string(template).render(
         env_id=run.env_id,
         setting=f"{str(arguments.get('algo', '')).upper()} {arguments.get('setting') or ''}".strip(),
         preset=arguments.get("preset"),
         seed=arguments.get("seed"),
         facts=list(_facts(saved, planned, scores, log)),
-        curves=list(_curves(scores)),
+        curves=[{"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))} for axis in axes],
         charts=list(_charts(log)),
         video=_video(run, notes),
         commands=list(_commands(run, saved, planned, arguments)),
@@ -84,25 +87,17 @@ def render(run: RunDir) -> str:
     )
 
 
-def _scores(run: RunDir, notes: list[str]) -> Scores | None:
+def _read(read: Callable[[Any], Any], source: Any, what: str, notes: list[str]) -> Any:
+    """``None`` and a note for what is missing or damaged."""
     try:
-        return of_run(run)
+        return read(source)
     except (ValueError, OSError) as error:
-        notes.append(f"There are no scores: {error}")
+        notes.append(f"There are no {what}: {error}")
         return None
 
 
-def _log(run: RunDir, notes: list[str]) -> dict[str, np.ndarray]:
-    """The numeric columns of the log, each of shape ``(lines,)``, NaN where a line has no number."""
-    try:
-        rows = csv_lines(run.log)
-    except (ValueError, OSError) as error:
-        notes.append(f"There are no training diagnostics: {error}")
-        return {}
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in (rows[0] if rows else {}) if name}
-
-
 def _number(text: str | None) -> float:
+    """A number of the log; NaN for anything else."""
     try:
         number = float(text or "nan")
     except ValueError:
@@ -126,13 +121,6 @@ def _facts(
         seconds, steps = scores.seconds[timed][-1], scores.steps[timed][-1]
         remark = f"up to the evaluation at {steps:,.0f} steps, {steps / seconds:,.0f} steps per second"
         yield "time", str(timedelta(seconds=round(seconds))), remark
-
-
-def _curves(scores: Scores | None) -> Iterator[dict[str, str]]:
-    """The learning curve over steps and, where the times are known, over time."""
-    if scores is not None:
-        for axis in ("steps", "time") if np.isfinite(scores.seconds).any() else ("steps",):
-            yield {"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))}
 
 
 def _charts(log: Mapping[str, np.ndarray]) -> Iterator[dict[str, str]]:

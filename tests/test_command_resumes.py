@@ -115,10 +115,10 @@ class TestFinished:
     def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, finished, called):
         code, printed = called("train", "--resume", finished.path)
         assert code == 2
-        assert "has made 300 steps of 300: --steps extends it" in printed
+        assert "has made 300 steps, and 300 were asked for: --steps extends it" in printed
         code, printed = called("train", "--resume", finished.path, "--steps", 5)
         assert code == 2
-        assert "has made 300 steps of 5: --steps extends it and counts from the beginning" in printed
+        assert "has made 300 steps, and 5 were asked for: --steps extends it and counts from the beginning" in printed
         # An extension that is stopped at once is still planned
         extended = experiment.resume(finished, steps=500)
         extended.resources.close()

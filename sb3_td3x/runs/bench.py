@@ -91,10 +91,12 @@ def take_turns(
     begin = time.perf_counter()
     taken: dict[str, list[float]] = {name: [] for name in updates}
     for name, update in updates.items():
-        if "compiled" in name:
+        is_compiled = "compiled" in name
+        if is_compiled:
             announce(f"{name}: compiling two programs, 10 to 60 s with an empty cache ...")
         first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
-        announce(f"{name}: {_milliseconds(update, 10, device):.2f} ms per update after the first four, {first:.1f} s")
+        compiled = f"compiled in {first:.1f} s, " if is_compiled else ""
+        announce(f"{name}: {compiled}{_milliseconds(update, 10, device):.2f} ms per update")
     for _ in range(11):
         turn_begin = time.perf_counter()
         for name, update in updates.items():

@@ -199,7 +199,7 @@ def resume(
             if had not in (None, asked):
                 raise ValueError(f"the run's settings ask for {name} {asked:,}, but its checkpoint was made with {had}")
         if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
-            made = f"{folder.path} has made {saved.steps:,} steps of {entry['n_timesteps']:,}"
+            made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
         th.set_num_threads(experiment.threads)
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)

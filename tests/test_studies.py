@@ -217,6 +217,15 @@ class TestResuming:
         assert "at step 0 of 450" in log
         assert "at step 250 of 450" in log
 
+    def test_a_run_that_is_stopped_in_its_last_evaluation_makes_it_when_it_is_resumed(self, tmp_path, monkeypatch):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        stop_after(monkeypatch, 450)
+        assert not made(runs, tmp_path)[run.name].is_finished
+        assert saved_steps(tmp_path, run)[-1] == 450
+        monkeypatch.undo()
+        assert made(runs, tmp_path)[run.name].is_finished
+        assert StudyFolder.at(tmp_path).table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
+
     def test_what_was_left_before_the_first_checkpoint_starts_again(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"

@@ -198,7 +198,7 @@ def resume(
         for name, (asked, had) in counts.items():  # before so many processes or threads are started
             if had not in (None, asked):
                 raise ValueError(f"the run's settings ask for {name} {asked:,}, but its checkpoint was made with {had}")
-        if saved.steps >= entry["n_timesteps"] and _is_evaluated(folder, saved.steps):
+        if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
         th.set_num_threads(experiment.threads)
@@ -212,7 +212,7 @@ def resume(
         return Run(experiment, folder, entry, model, evaluation_env, True, lock, resources.pop_all())
 
 
-def _is_evaluated(folder: RunDir, steps: int) -> bool:
+def is_evaluated(folder: RunDir, steps: int) -> bool:
     """Whether the evaluation after so many steps was made; a run that was stopped in its last one makes it when resumed."""
     try:
         return folder.scores()[0][-1] >= steps
@@ -236,7 +236,7 @@ def train(
     :param run: from ``prepare`` or ``resume``; its environments are closed
     :param callbacks: called at every step, after the evaluation
     :param on_evaluation: called after every evaluation with the callback that made it
-    :return: whether the run reached its last step
+    :return: whether the run reached its last step and was evaluated there
     """
 
     def after_evaluation(evaluation: EvalCallback) -> None:
@@ -271,7 +271,7 @@ def train(
             except Exception as failed:
                 raise error from failed  # what ended the run is what its owner needs to know
             raise
-    return run.model.num_timesteps >= run.total
+    return run.model.num_timesteps >= run.total and is_evaluated(run.folder, run.model.num_timesteps)
 
 
 def require_device(device: str) -> None:

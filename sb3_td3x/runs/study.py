@@ -219,8 +219,9 @@ def _wait_for(folder: Path) -> None:
 
 def train_td3x(run: StudyRun, path: Path) -> bool:
     """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
-    store = Store(RunDir(path, run.env).checkpoints)
-    if store.is_finished():
+    place = RunDir(path, run.env)
+    store = Store(place.checkpoints)
+    if any(saved.is_finished and experiment.is_evaluated(place, saved.steps) for saved in store.checkpoints()[-1:]):
         return True
     if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
         require_registered(run.env)  # the study's file names it, not the run's folder

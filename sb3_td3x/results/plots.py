@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
 
 COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
-STROKES = ("solid", "dashed", "dotted", "dashdot")  # one for each round of the colors
+Look = dict[str, Any]  # a line's color and style, as matplotlib takes them
+LOOKS = [{"color": color, "linestyle": stroke} for stroke in ("solid", "dashed", "dotted", "dashdot") for color in COLORS]
 INK, MUTED = "#22262b", "#6b7178"
 STYLE: Any = {
     "text.color": INK, "text.parse_math": False,  # a name with a $ is no formula
@@ -29,14 +30,10 @@ STYLE: Any = {
     "xtick.labelsize": 9, "ytick.labelsize": 9, "xtick.major.size": 3, "ytick.major.size": 0,
     "legend.frameon": False, "legend.fontsize": 9.5,
 }  # fmt: skip
-Look = dict[str, Any]  # a line's color and style, as matplotlib takes them
-AXES = {"steps": "environment steps", "time": "wall-clock time"}
-UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
-"""The time from which on a unit is used, its seconds, and its name."""
+AXES = {"steps": "environment steps", "time": "wall-clock time in minutes"}
 MOST_POINTS = 50  # of the interquartile mean, which is bootstrapped anew at each
 RESAMPLES = 1000
-LEGEND_LETTERS_PER_INCH, LEGEND_GAP = 11, 6
-"""Space for a legend: letters of its size, and how many of them the line and the space of an entry take."""
+LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width, and the letters next to the line
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 IQM = (
@@ -86,11 +83,7 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     else:  # the panels of the second axis are below those of the first
         columns = math.ceil(n_panels / math.ceil(n_panels / 3))
         rows = len(x) * math.ceil(n_panels / columns)
-    strokes_and_colors = cycle(product(STROKES, COLORS))
-    looks: dict[str, Look] = {
-        label: {"color": color, "linestyle": stroke}
-        for label, (stroke, color) in zip(labels, strokes_and_colors, strict=False)
-    }
+    looks = dict(zip(labels, cycle(LOOKS), strict=False))
     with matplotlib.rc_context(STYLE):
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
         picture = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
@@ -112,7 +105,7 @@ def plain(scores: Scores, axis: str) -> Figure:
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes = picture.add_subplot()
-        _draw_environment(axes, [scores], axis, {scores.label: {"color": COLORS[0]}})
+        _draw_environment(axes, [scores], axis, {scores.label: LOOKS[0]})
         axes.set_title("")
     return picture
 
@@ -129,7 +122,7 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
         for color, (name, (steps, values)) in zip(cycle(COLORS), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None
             axes.plot(steps, values, color=color, linewidth=1.5, marker=marker, markersize=4, label=name)
-        _label_x(axes, "steps", "")
+        _label_x(axes, "steps")
         axes.set_xlabel("")
         if len(lines) > 1:
             axes.legend(handlelength=1.2, loc="best")
@@ -137,37 +130,26 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
 
 
 def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapping[str, Look]) -> None:
-    size, unit = _unit(runs, axis)
     for label, look in looks.items():
         if group := [run for run in runs if run.label == label]:
-            _draw_curve(axes, summary(group, axis), look, size)
+            _draw_curve(axes, summary(group, axis), look)
     axes.set_title(runs[0].env_id)
     axes.set_ylabel("return per episode")
-    _label_x(axes, axis, unit)
+    _label_x(axes, axis)
 
 
-def _draw_curve(axes: Axes, curve: Curve, look: Look, unit: float) -> None:
+def _draw_curve(axes: Axes, curve: Curve, look: Look) -> None:
     marker = "o" if len(curve.x) == 1 else None
-    x = curve.x / unit
-    axes.plot(x, curve.mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
-    axes.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.17, linewidth=0)
-    if marker:
-        axes.errorbar(x, curve.mean, [curve.mean - curve.low, curve.high - curve.mean], color=look["color"], alpha=0.5)
+    axes.plot(curve.x, curve.mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
+    axes.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.17, linewidth=0 if marker is None else 1)
 
 
-def _label_x(axes: Axes, axis: str, unit: str) -> None:
+def _label_x(axes: Axes, axis: str) -> None:
     axes.set_xlim(left=0)
-    axes.set_xlabel(AXES[axis] + (f" ({unit})" if axis == "time" else ""))
+    axes.set_xlabel(AXES[axis])
     if axis == "steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.locator_params(axis="both", nbins=6)
-
-
-def _unit(runs: Sequence[Scores], axis: str) -> tuple[float, str]:
-    if axis == "steps":
-        return 1, ""
-    longest = max(float(_points(run, axis)[0].max()) for run in runs)
-    return next((size, name) for least, size, name in UNITS if longest >= least)
 
 
 def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,7 +159,7 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     known = np.isfinite(run.seconds)
     if not known.any():
         raise ValueError(f"{run.source} has no times (its scores.csv is missing): draw it over steps, --x steps")
-    return run.seconds[known], run.mean[known], run.spread[known]
+    return run.seconds[known] / 60, run.mean[known], run.spread[known]
 
 
 def _on_grid(runs: Sequence[Scores], axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -200,8 +182,7 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
     if not len(grid):
         raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
     picks = np.random.default_rng(0).integers(len(runs), size=(RESAMPLES, len(runs)))
-    counts = np.stack([np.bincount(pick, minlength=len(runs)) for pick in picks])
-    low, high = np.percentile(counts @ scores / len(runs), [2.5, 97.5], axis=0)
+    low, high = np.percentile(scores[picks].mean(axis=1), [2.5, 97.5], axis=0)
     return Curve(grid, scores.mean(axis=0), low, high)
 
 
@@ -228,7 +209,6 @@ def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, looks: Mapping[str, Look]) -> list[str]:
     """:return: the lines of the caption about it"""
-    size, unit = _unit([run for runs in groups.values() for run in runs], axis)
     drawn = [np.concatenate([run.mean for run in runs]) for runs in groups.values()]
     lowest, span = np.array([[values.min(), np.ptp(values) or 1.0] for values in drawn]).T
     left_out = []
@@ -243,10 +223,10 @@ def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, loo
         points = np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))
         scores = scores[:, points].reshape(len(groups), seeds, -1)
         scaled = (scores.swapaxes(0, 1) - lowest[:, None]) / span[:, None]
-        _draw_curve(axes, Curve(grid[points], *interquartile_mean(scaled)), look, size)
+        _draw_curve(axes, Curve(grid[points], *interquartile_mean(scaled)), look)
     axes.set_title(f"all {len(groups)} environments")
     axes.set_ylabel("IQM of normalized scores")
-    _label_x(axes, axis, unit)
+    _label_x(axes, axis)
     remark = f"not in the IQM, which needs all environments with {axis} in common: {', '.join(left_out)}"
     return [IQM, remark] if left_out else [IQM]
 
@@ -255,14 +235,12 @@ def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look
     """A legend for all panels and, below them, what is drawn."""
     groups = Counter((run.label, run.env_id) for run in scores)
     handles = []
-    room = int(picture.get_figwidth() * LEGEND_LETTERS_PER_INCH) - LEGEND_GAP
     for label, look in looks.items():
         counts = sorted({count for (other, _), count in groups.items() if other == label})
         number = "" if counts == [1] else f", {' to '.join(map(str, sorted({counts[0], counts[-1]})))} runs"
-        label = textwrap.fill(label + number, room)
-        handles.append(matplotlib.lines.Line2D([], [], **look, linewidth=2.4, label=label))
-    longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    columns = min(len(handles), 4, (room + LEGEND_GAP) // (longest + LEGEND_GAP))
+        text = textwrap.fill(label + number, LEGEND_LETTERS)
+        handles.append(matplotlib.lines.Line2D([], [], **look, linewidth=2.4, label=text))
+    columns = int(picture.get_figwidth() // LEGEND_INCHES)
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
     caption = "\n".join((*bands, *notes))

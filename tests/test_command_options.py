@@ -227,10 +227,19 @@ class TestAChosenFolder:
             experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy_kwargs=3",)), run.folder.path)
         assert {name: (run.folder.path / name).read_text() for name in mine} == mine
 
-    def test_that_is_empty_stays_where_no_run_can_be_made(self, tmp_path):
+    def test_in_which_no_run_could_be_made_can_be_taken_again(self, tmp_path):
         with pytest.raises(AssertionError, match="NatureCNN only with images"):
             experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy=CnnPolicy",)), tmp_path)
-        assert list(tmp_path.iterdir()) == []
+        again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
+        again.resources.close()
+        assert again.folder.config()["policy"] == "MlpPolicy"
+
+    def test_with_the_scores_of_a_run_whose_checkpoints_were_removed_is_refused(self, tmp_path):
+        run = prepared(tmp_path, "Pendulum-v1", steps=60)
+        run.resources.close()
+        run.folder.evaluations.touch()
+        with pytest.raises(ValueError, match="holds a run already"):
+            experiment.prepare(run.experiment, run.folder.path)
 
     @pytest.mark.parametrize("name", ["Pendulum-v1/notes.md", "best_model.zip", "Pendulum-v1/args.yml"])
     def test_that_holds_other_files_is_refused_untouched(self, name, tmp_path):

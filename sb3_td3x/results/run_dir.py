@@ -2,9 +2,7 @@
 
 import re
 import shlex
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +97,8 @@ class RunDir:
             raise ValueError(f"{link} leads out of the run's folder: if you trust the run, say so with trust=True (--trust)")
 
     def require_no_run(self) -> None:
-        """``ValueError`` unless the folder is empty or holds what is left of a run that never made a checkpoint."""
-        if any(self.checkpoints.glob("[!.]*_steps*")):
+        """``ValueError`` unless the folder is empty or holds what is left of a run that never made a step."""
+        if any(self.checkpoints.glob("[!.]*_steps*")) or self.evaluations.exists():
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
         names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", f"{LOCK}."))}
         if names - {LOCK, PRINTED} and not self._is_ours():
@@ -112,25 +110,6 @@ class RunDir:
             return self.arguments().get("algo") == ALGORITHM
         except ValueError:
             return False
-
-    def clear(self) -> None:
-        """Remove what a run has written; the arguments last, because they mark the other files as a run's."""
-        if not self._is_ours():
-            return
-        for partial in self.checkpoints.glob(".*_steps*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)
-        chunks = self.checkpoints / "replay"
-        written = [
-            *chunks.glob("transitions_*"), *chunks.glob(".transitions_*"), *self.path.glob("*.monitor.csv"),
-            *self.path.glob("events.out.tfevents.*"), self.path / SCORES, self.normalization, self.best_normalization,
-            self.log, self.evaluations, self.best_model, self.last_model, self.curve, self.video, self.config_file,
-            self.args_file,
-        ]  # fmt: skip
-        for path in written:
-            path.unlink(missing_ok=True)
-        for folder in (chunks, self.checkpoints, self.video.parent, self.settings):
-            with suppress(OSError):  # other files are in it
-                folder.rmdir()
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """Write the hyperparameters as used, and the command's arguments."""

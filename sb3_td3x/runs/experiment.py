@@ -122,9 +122,9 @@ def check(experiment: Experiment) -> dict[str, Any]:
 
 def prepare(experiment: Experiment, path: Path | None = None, command: str | None = None) -> Run:
     """
-    Check every setting, then make the environments, the folder and the model. If that fails, no files are left.
+    Check every setting, then make the environments, the folder and the model. If that fails, no new folder is left.
 
-    :param path: the run's folder; what a run without a checkpoint has written there is replaced. ``None`` makes a new one
+    :param path: the run's folder, in which a run may have begun that never made a step. ``None`` makes a new, numbered one
     :param command: the command line that makes the run, kept in ``args.yml``
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     """
@@ -147,11 +147,10 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
             folder = RunDir(files.make_folder(path), experiment.env_id)
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
-        written.callback(folder.clear)
-        folder.clear()
         versions = {name: version(name) for name in VERSIONS}
         arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions, "command": command}
         folder.write_settings(entry, arguments)
+        folder.log.unlink(missing_ok=True)  # everything else is overwritten, or empty before the first step
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model_arguments = presets.model_arguments(entry, env.action_space.shape or ())
         model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **model_arguments)

@@ -70,7 +70,7 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
 
 
 def files(callbacks: Callbacks) -> dict[str, Path]:
-    """The files that callbacks write and that belong to their state, by owner; they need not exist yet."""
+    """The files that callbacks write and that belong to their state, by name in a checkpoint; they need not exist yet."""
     paths: dict[str, Path] = {}
     for name, callback in named(callbacks):
         written = [Path(path) for path in getattr(callback, "resumable_files", list)()]

@@ -86,7 +86,6 @@ def save_run(
             "generators": random_state.get_states(model.action_space, model.device),
             "env": environments,
             "callbacks": callback_state.state(callbacks),
-            "files": _copy_in(callback_state.files(callbacks), partial),
             "log": log_state.unwritten(model.logger),
             "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
         }
@@ -94,6 +93,9 @@ def save_run(
             (partial / STATE).write_bytes(safe_pickle.dumps(state))
         except NotAllowed as error:
             raise CheckpointError(store.folder, f"cannot hold the state of the run: {error}") from error
+        for name, path in callback_state.files(callbacks).items():
+            if path.exists():
+                shutil.copyfile(path, partial / name)
         manifest: dict[str, Any] = {
             "total": model._total_timesteps,
             "updates": model._n_updates,
@@ -104,7 +106,7 @@ def save_run(
             "inside rollout": model._is_inside_rollout,
         }
         checkpoint = complete(manifest)
-        saves[store.folder] = _Save(checkpoint.number, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
+        saves[store.folder] = _Save(save.newest + 1, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
         store.prune(keep_last)
     return checkpoint
 
@@ -154,7 +156,7 @@ def resume_run(
                 problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
         if saved.manifest["inside rollout"]:
             problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
-    newest = store.checkpoints()[-1].number
+    newest = store.checkpoints()[-1].manifest["number"]
     _saves[model] = {store.folder: _Save(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
@@ -220,16 +222,6 @@ def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool)
     return []
 
 
-def _copy_in(paths: dict[str, Path], folder: Path) -> dict[str, str]:
-    """Copy the callbacks' files that exist; return the names of the copies."""
-    copies = {}
-    for number, (owner, path) in enumerate(paths.items()):
-        if path.exists():
-            copies[owner] = f"{number}_{path.name}"
-            shutil.copyfile(path, folder / copies[owner])
-    return copies
-
-
 def _machine(model: Resumable) -> dict[str, Any]:
     """What the rounding of a run depends on besides its settings, and the versions of what draws its random numbers."""
     described: dict[str, Any] = {name: version(name) for name in VERSIONS}
@@ -258,11 +250,10 @@ class _Restoration:
 
     def __call__(self, callback: BaseCallback) -> None:
         model, env, state, folder = self.model, _env_of(self.model), self.state, self.checkpoint.path
-        paths = callback_state.files(callback)  # this process's: a checkpoint does not say where to write
         with _as_checkpoint_error(folder / STATE):
-            for owner in state["files"].keys() & paths.keys():
-                if (name := state["files"][owner]) in self.checkpoint.manifest["files"]:
-                    files.write(paths[owner], (folder / name).read_bytes())
+            for name, path in callback_state.files(callback).items():  # a checkpoint does not say where to write
+                if name in self.checkpoint.manifest["files"]:
+                    files.write(path, (folder / name).read_bytes())
             problems = self.problems + callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"])
         with _as_checkpoint_error(folder / STATE):

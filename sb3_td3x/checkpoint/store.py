@@ -24,7 +24,7 @@ PARTS: dict[str, Any] = {
     **dict.fromkeys(("number", "steps"), int), "total": (int, float),
     **dict.fromkeys(("files", "logs", "replay", "machine"), dict),
 }  # fmt: skip
-"""What a manifest holds."""
+"""What a manifest holds: the number of the save, environment steps made and in all, and the rest of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,8 @@ class Checkpoint:
         return self.manifest["steps"]
 
     @property
-    def number(self) -> int:
-        """Counts the saves of the run."""
-        return self.manifest["number"]
-
-    @property
-    def total(self) -> float:
-        """Environment steps that the run is to make in all."""
-        return self.manifest["total"]
-
-    @property
     def is_finished(self) -> bool:
-        return 0 < self.total <= self.steps
+        return 0 < self.manifest["total"] <= self.steps
 
     def check(self) -> None:
         """Raise a ``CheckpointError`` that names the file of this checkpoint that is missing or damaged."""
@@ -77,7 +67,7 @@ class Store:
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
         readable = [checkpoint for path in self._paths() if isinstance(checkpoint := _read(path), Checkpoint)]
-        return sorted(readable, key=lambda checkpoint: checkpoint.number)
+        return sorted(readable, key=lambda checkpoint: checkpoint.manifest["number"])
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
@@ -123,7 +113,7 @@ class Store:
             files.make_folder(self.chunks)
         self._require_no_link()
         with RunLock(self.folder), files.explained(self.folder):
-            others = [checkpoint.path for checkpoint in self.checkpoints() if checkpoint.number > newest]
+            others = [checkpoint.path for checkpoint in self.checkpoints() if checkpoint.manifest["number"] > newest]
             if newest == 0:  # a new run also leaves alone those with an unreadable manifest, which `prune` would remove
                 others = others or self._paths()
             if others:

@@ -78,11 +78,8 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     labels = dict.fromkeys(run.label for run in scores)
     has_iqm = len(groups) > 1 and bool(set.intersection(*({run.label for run in runs} for runs in groups.values())))
     n_panels = len(groups) + has_iqm
-    if n_panels == 1:
-        rows, columns = 1, len(x)
-    else:  # the panels of the second axis are below those of the first
-        columns = math.ceil(n_panels / math.ceil(n_panels / 3))
-        rows = len(x) * math.ceil(n_panels / columns)
+    columns = math.ceil(n_panels / math.ceil(n_panels / 3))
+    rows = len(x) * math.ceil(n_panels / columns)  # the panels of the second axis are below those of the first
     looks = dict(zip(labels, cycle(LOOKS), strict=False))
     with matplotlib.rc_context(STYLE):
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))

@@ -28,23 +28,20 @@ from stable_baselines3.common.vec_env import (
 from sb3_td3x.common.random_state import check_generator_state
 from sb3_td3x.common.vec_envs import vec_layers
 
+WITHOUT_STATE = (
+    "PassiveEnvChecker", "ClipAction", "RescaleAction", "RescaleObservation", "FlattenObservation", "FilterObservation",
+    "TransformAction", "TransformObservation", "TransformReward",
+)  # fmt: skip
 # The attributes of these wrappers that change during a run; all others stay as they were made
-GYMNASIUM = {
+GYMNASIUM: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(WITHOUT_STATE, ()),
     "TimeLimit": ("_elapsed_steps",),
     "OrderEnforcing": ("_has_reset", "_has_rendered"),
-    "PassiveEnvChecker": (),  # see CHECKED
-    "ClipAction": (),
-    "RescaleAction": (),
-    "RescaleObservation": (),  # this and TransformAction only from Gymnasium 1.0 on
-    "FlattenObservation": (),
-    "FilterObservation": (),
-    "TransformAction": (),
-    "TransformObservation": (),
-    "TransformReward": (),
     "NormalizeObservation": ("obs_rms",),
     "NormalizeReward": ("return_rms", "discounted_reward", "returns"),  # the last before Gymnasium 1.0
 }
 LAYERS: dict[type, tuple[str, ...]] = {
+    # Gymnasium 0.29 lacks `RescaleObservation` and `TransformAction`
     **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
@@ -53,8 +50,6 @@ LAYERS: dict[type, tuple[str, ...]] = {
     VecTransposeImage: (),
     VecCheckNan: (),
 }
-CHECKED = ("checked_reset", "checked_step", "checked_data_reuse")
-"""What ``PassiveEnvChecker`` checks once, at the first reset and steps of a process, by comparing one with the next."""
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
 """Packages whose other wrappers keep nothing beyond an episode."""
 OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
@@ -109,9 +104,8 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     The state of all environments and of the layers around them.
 
     :param was_reset: ``False`` before the first reset, where others than the usual wrappers may not have a state yet
-    :return: ``envs``: an entry per environment, or ``None`` if they cannot be reached; ``vec``: the layers' states;
-        ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something that outlives an
-        episode may be lost; ``seeds``: of the next reset
+    :return: ``complete``: whether the next step can follow from it; ``forgets``: wrappers of which something that outlives an
+        episode may be lost; ``envs``: ``None`` if the environments cannot be reached
     """
     *around, innermost = vec_layers(env)
     envs = _call(innermost, "get_env_state", [(was_reset,)] * env.num_envs)
@@ -208,8 +202,8 @@ def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
             setattr(layer, name, state[name])
     if isinstance(layer, Monitor):
         layer.t_start = time.time() - state["elapsed"]  # the time between two processes does not count
-    if isinstance(layer, wrappers.PassiveEnvChecker):
-        vars(layer).update(dict.fromkeys(CHECKED, True))
+    if isinstance(layer, wrappers.PassiveEnvChecker):  # it would compare the next step with a reset of this process
+        vars(layer).update({name: True for name in vars(layer) if name.startswith("checked_")})
 
 
 def _running_moments(value: Any) -> list[Any]:

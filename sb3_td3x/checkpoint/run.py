@@ -275,12 +275,11 @@ class _Restoration:
             model._last_obs = self.last_obs
             return []
         first: Any = env.reset()
-        if normalization is not None:
-            model._last_original_obs = normalization.get_original_obs()
-        model._last_obs, model._last_episode_starts = first, np.ones(env.num_envs, dtype=bool)
         env_state.set_vec(env, saved, of_episodes=False)
         if normalization is not None:
-            model._last_obs = first = normalization.normalize_obs(normalization.get_original_obs())  # by the saved statistics
+            model._last_original_obs = normalization.get_original_obs()
+            first = normalization.normalize_obs(model._last_original_obs)  # by the saved statistics
+        model._last_obs, model._last_episode_starts = first, np.ones(env.num_envs, dtype=bool)
         truncate_episodes(model.replay_buffer, ~at_start)
         problems = [f"what {name} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
                     for name in env_state.get(env)["forgets"]]  # fmt: skip

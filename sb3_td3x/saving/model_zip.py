@@ -12,7 +12,6 @@ import io
 import json
 import pathlib
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def load(
 ) -> Any:
     """The body of ``TD3X.load``, around SB3's ``load`` bound to the class ``cls``."""
     file, custom_objects = read(path), custom_objects or {}
-    _check_changes(cls, changes, file)
+    _check_changes(cls, changes, file.attributes)
     saved: Any
     with explained_errors(file.name):
         if trust:
@@ -122,10 +121,6 @@ def load(
     del model._loading, model._loaded_tensors
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
-    if (window := changes.get("stats_window_size")) is not None:
-        model._stats_window_size = validation.check_int("stats_window_size", window, minimum=1)
-        for name in ("ep_info_buffer", "ep_success_buffer"):
-            setattr(model, name, deque(getattr(model, name) or (), maxlen=model._stats_window_size))
     if changes.get("seed") is not None:
         model.set_random_seed(model.seed)
     elif "noise_generator" not in saved:
@@ -245,9 +240,9 @@ def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
         raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
+def _check_changes(cls: type, changes: dict[str, Any], saved: Iterable[str]) -> None:
     """Check the keywords of ``load``: SB3 would set any attribute, and learning would ignore a misspelled one."""
-    known = set(file.attributes)
+    known = set(saved)
     for parent in cls.__mro__:  # with the arguments that a subclass passes on as ``**kwargs``
         if "__init__" in vars(parent):
             arguments = inspect.signature(parent).parameters.values()
@@ -258,9 +253,6 @@ def _check_changes(cls: type, changes: dict[str, Any], file: ModelFile) -> None:
     for name in changes:
         if name not in known:
             raise TypeError(f"{cls.__name__} has no {name!r} to load with{validation.did_you_mean(name, known)}")
-    saved = file.attributes.get("n_quantiles", SB3_VALUES["n_quantiles"])
-    if changes.get("n_quantiles", saved) not in (saved, validation.AUTO):
-        raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {saved}")
 
 
 def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +293,13 @@ def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> b
 
 def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """The attributes to change, with those that follow from them and from what the file has or lacks."""
-    changes = {name: value for name, value in changes.items() if name not in ("learning_starts", "stats_window_size")}
+    changes = {name: value for name, value in changes.items() if name != "learning_starts"}
+    n_quantiles = saved.get("n_quantiles", SB3_VALUES["n_quantiles"])
+    if changes.get("n_quantiles", n_quantiles) not in (n_quantiles, validation.AUTO):
+        raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {n_quantiles}")
+    if (window := changes.pop("stats_window_size", None)) is not None:
+        window = validation.check_int("stats_window_size", window, minimum=1)
+        changes |= {"_stats_window_size": window, "ep_info_buffer": None}  # SB3 makes a new one
     buffer_class, buffer_kwargs = saved.get("replay_buffer_class"), saved.get("replay_buffer_kwargs") or {}
     has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1)
     if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and "replay_buffer_class" not in changes:
@@ -310,12 +308,10 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
         changes = {"replay_buffer_class": None, "replay_buffer_kwargs": others, **changes}
     if "replay_buffer_kwargs" in changes:
         changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
-    if changes.get("n_quantiles") == validation.AUTO:
-        changes["n_quantiles"] = saved.get("n_quantiles", SB3_VALUES["n_quantiles"])
     # SB3's files hold the number of steps alone: that is what the program did, whatever today's default is
     request = saved.get("_learning_starts_request", saved.get("learning_starts", validation.AUTO))
     missing = {name: value for name, value in SB3_VALUES.items() if name not in saved}
-    return {**missing, **changes, "_learning_starts_request": request}
+    return {**missing, **changes, "n_quantiles": n_quantiles, "_learning_starts_request": request}
 
 
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:

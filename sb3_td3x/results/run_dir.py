@@ -101,15 +101,10 @@ class RunDir:
         if any(self.checkpoints.glob("[!.]*_steps*")) or self.evaluations.exists():
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
         names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", f"{LOCK}."))}
-        if names - {LOCK, PRINTED} and not self._is_ours():
+        # The arguments are the first file that a run writes
+        has_begun = self.args_file.exists() and self.arguments().get("algo") == ALGORITHM
+        if names - {LOCK, PRINTED} and not has_begun:
             raise ValueError(f"{self.path} holds other files than a run's: take another folder")
-
-    def _is_ours(self) -> bool:
-        """Whether ``td3x`` began a run here: the arguments are the first file that it writes."""
-        try:
-            return self.arguments().get("algo") == ALGORITHM
-        except ValueError:
-            return False
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """Write the hyperparameters as used, and the command's arguments."""

@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,9 +206,7 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
 def _last_whole(checkpoints: list[Checkpoint]) -> int | None:
     """Steps of the newest checkpoint of which every file is as it was written."""
     for checkpoint in reversed(checkpoints):
-        try:
+        with suppress(CheckpointError):
             checkpoint.check()
-        except CheckpointError:
-            continue
-        return checkpoint.steps
+            return checkpoint.steps
     return None

@@ -38,7 +38,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     """
 
     model: Resumable
-    resumable = ("_due_at", "_saved_at")
+    resumable = ("_due_at",)
 
     def __init__(
         self,
@@ -113,10 +113,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
         return bool(not self._waits or at_start or waited + until_next >= self.save_freq)
 
     def _save(self) -> None:
-        before, self._due_at = (self._due_at, self._saved_at), None
+        due_at, self._due_at = self._due_at, None  # as the checkpoint is to hold it
         if self._saved_at == self.model.num_timesteps:
             return
-        self._saved_at = self.model.num_timesteps
         try:
             if self.lock is not None:
                 self.lock.require_ours()
@@ -129,7 +128,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
                 with_replay_buffer=self.save_replay_buffer,
             )
         except BaseException:
-            self._due_at, self._saved_at = before  # the checkpoint would have held the new values; this save is still due
+            self._due_at = due_at  # this save is still due
             raise
+        self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saved the run to {self.last.path}")  # noqa: T201  # as SB3's callbacks do

@@ -75,13 +75,11 @@ def _check_buffer(buffer: Any) -> None:
         raise ModelFileError("its arrays are for other spaces than it names")
     for name in _PER_STEP & vars(buffer).keys():
         memory = vars(buffer)[name]
-        if name.endswith("observations") and isinstance(obs_shape, dict):
-            arrays = [(memory[key], shape) for key, shape in obs_shape.items()]
-        else:
-            arrays = [(memory, obs_shape if name.endswith("observations") else (action_dim,) if name == "actions" else ())]
-        for array, shape in arrays:
+        shape: Any = obs_shape if name.endswith("observations") else (action_dim,) if name == "actions" else ()
+        parts = [(memory[key], part) for key, part in shape.items()] if isinstance(shape, dict) else [(memory, shape)]
+        for array, part in parts:
             is_numeric = isinstance(array, np.ndarray) and (array.dtype.kind != "O" or name == "infos")
-            if not is_numeric or array.shape != (size, n_envs, *shape):
+            if not is_numeric or array.shape != (size, n_envs, *part):
                 raise ModelFileError(f"its {name} are not the numbers of {size} steps of {n_envs} environments")
 
 

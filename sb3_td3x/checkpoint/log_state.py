@@ -47,11 +47,7 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
 
 
 def unwritten(logger: Logger) -> dict[str, Any]:
-    """
-    The numbers and texts that were recorded since SB3 wrote its last line, and belong to the next one.
-
-    By name the value, the number of values that it is the mean of, and the outputs that leave it out.
-    """
+    """By name, what was recorded since SB3's last line: a value, how many it is the mean of, and the outputs without it."""
     return {
         name: (value, logger.name_to_count[name], logger.name_to_excluded[name])
         for name, value in logger.name_to_value.items()

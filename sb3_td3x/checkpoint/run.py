@@ -238,12 +238,11 @@ class _Restoration:
     Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
 
     Until that step is made it can be called again: nothing is lost where ``learn`` ends with an error before it.
-
-    :param problems: what could not be restored so far
     """
 
     def __init__(self, model: Resumable, checkpoint: Checkpoint, state: dict[str, Any], problems: list[str]):
-        self.model, self.checkpoint, self.state, self.problems = model, checkpoint, state, problems
+        self.model, self.checkpoint, self.state = model, checkpoint, state
+        self.problems = problems  # what could not be restored so far
         self.last_obs: Any = model._last_obs  # `None` if `learn` ended inside a step
         self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (self.last_obs is not None)
         self.resumptions = model.resumptions

@@ -108,11 +108,7 @@ def plain(scores: Scores, axis: str) -> Figure:
 
 
 def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """
-    A small picture of logged values over environment steps.
-
-    :param lines: by name: steps and values, each ``(lines of the log,)``
-    """
+    """A small picture of logged values: by name the environment steps and the values, each ``(lines of the log,)``."""
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(3.7, 2.2), layout="constrained")
         axes = picture.add_subplot()

@@ -136,11 +136,7 @@ def save(
     exclude: Iterable[str] | None,
     include: Iterable[str] | None,
 ) -> None:
-    """
-    The body of ``TD3X.save``. A process that is killed meanwhile leaves the file that was there.
-
-    :param policy_class: named in the file: SB3's, where its networks are the same, so that SB3 can read the file
-    """
+    """The body of ``TD3X.save``. The file names ``policy_class``; a process that is killed leaves the file that was there."""
     # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
     parameters = copy.deepcopy(model.get_parameters())
     stand_in: Any = object.__new__(type("StandIn", (type(model),), {"get_parameters": lambda self: parameters}))
@@ -223,11 +219,7 @@ def name_of(path: Any) -> str:
 
 @contextmanager
 def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
-    """
-    Turn what reading a bad file raises into the two documented errors, which name the file.
-
-    :param what: needs trust, if the file holds more than the allow-list has
-    """
+    """Turn what reading a bad file raises into the two documented errors, which name the file, and ``what`` needs trust."""
     try:
         yield
     except OSError:

@@ -60,10 +60,6 @@ class Store:
         """Whether there is a checkpoint, whole or damaged."""
         return bool(self._paths())
 
-    def is_finished(self) -> bool:
-        """Whether the newest checkpoint is that of a finished run."""
-        return any(checkpoint.is_finished for checkpoint in self.checkpoints()[-1:])
-
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
         readable = [checkpoint for path in self._paths() if isinstance(checkpoint := _read(path), Checkpoint)]

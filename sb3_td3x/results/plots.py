@@ -37,7 +37,7 @@ LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width,
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 IQM = (
-    "IQM: interquartile mean over environments and seeds with its 95 % bootstrap interval, "
+    "IQM: interquartile mean over environments and seeds where all of them have scores, with its 95 % bootstrap interval; "
     "0 and 1 are the lowest and highest score drawn in each environment"
 )
 
@@ -85,15 +85,13 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
         picture = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        notes: list[str] = []
         for block, axis in enumerate(x):
             first = 1 + block * columns * rows // len(x)
             for place, runs in enumerate(groups.values(), first):
                 _draw_environment(picture.add_subplot(rows, columns, place), runs, axis, looks)
             if has_iqm:
-                axes = picture.add_subplot(rows, columns, first + len(groups))
-                notes = _draw_iqm(axes, groups, axis, looks)
-        _explain(picture, scores, looks, notes)
+                _draw_iqm(picture.add_subplot(rows, columns, first + len(groups)), groups, axis, looks)
+        _explain(picture, scores, looks, [IQM] * has_iqm)
     return picture
 
 
@@ -200,18 +198,15 @@ def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return middle(scores)[0], low, high
 
 
-def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, looks: Mapping[str, Look]) -> list[str]:
-    """:return: the lines of the caption about it"""
+def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, looks: Mapping[str, Look]) -> None:
     drawn = [np.concatenate([run.mean for run in runs]) for runs in groups.values()]
     lowest, span = np.array([[values.min(), np.ptp(values) or 1.0] for values in drawn]).T
-    left_out = []
     for label, look in looks.items():
         of_label = [[run for run in runs if run.label == label] for runs in groups.values()]
         seeds = min(map(len, of_label))  # as many in every environment
         first = [sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)[:seeds] for runs in of_label]
         grid, scores = _on_grid([run for runs in first for run in runs], axis) if seeds else (np.zeros(0), np.zeros(0))
         if not len(grid):
-            left_out.append(label)
             continue
         points = np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))
         scores = scores[:, points].reshape(len(groups), seeds, -1)
@@ -220,8 +215,6 @@ def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, loo
     axes.set_title(f"all {len(groups)} environments")
     axes.set_ylabel("IQM of normalized scores")
     _label_x(axes, axis)
-    remark = f"not in the IQM, which needs all environments with {axis} in common: {', '.join(left_out)}"
-    return [IQM, remark] if left_out else [IQM]
 
 
 def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look], notes: Sequence[str]) -> None:

@@ -7,14 +7,10 @@ They do not change random generators or networks, so that training does not depe
 import time
 from typing import Any
 
-import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.td3.policies import TD3Policy
 
-from sb3_td3x.common.transitions import can_sample, sample
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
@@ -32,12 +28,7 @@ def record(model: Any) -> None:
     if steps != model.num_timesteps:  # of several lines in one step the first
         model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
         model._pace = now, model.num_timesteps, model._n_updates
-    if model._n_updates == 0 or model._is_refilling or not can_sample(model.replay_buffer):
-        return
-    batch = model._last_batch if _is_custom(model.replay_buffer) else undisturbed_sample(
-        model.replay_buffer, model.batch_size, model._vec_normalize_env, seed=model.num_timesteps
-    )  # fmt: skip
-    if batch is not None:
+    if (batch := model._last_batch) is not None:  # nothing is drawn from the buffer, whose sampling may have a state
         model.policy.set_training_mode(False)
         noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps))
         for name, value in measure(model.policy, batch, noise.to(batch.actions), model._update_settings()).items():
@@ -64,20 +55,3 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
         if len(values) > 1:
             measured["twin_gap"] = (values.amax(dim=0) - values.amin(dim=0)).mean()
         return dict(zip(measured, th.stack(list(measured.values())).tolist(), strict=True))  # synchronizes a GPU once
-
-
-def undisturbed_sample(
-    buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, seed: int
-) -> ReplayBufferSamples:
-    """A batch determined by ``seed`` and the buffer's content; numpy's generator, which buffers draw from, is restored."""
-    state = np.random.get_state()
-    np.random.seed(seed % 2**32)
-    try:
-        return sample(buffer, batch_size, normalization)
-    finally:
-        np.random.set_state(state)
-
-
-def _is_custom(buffer: ReplayBuffer) -> bool:
-    """Whether the buffer's class is the user's, whose sampling may have a state (a generator, a counter, an order)."""
-    return type(buffer).__module__.partition(".")[0] not in ("stable_baselines3", "sb3_td3x")

@@ -13,6 +13,7 @@ import torch as th
 from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.utils import get_parameters_by_name
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -137,7 +138,7 @@ class PolicyTensors:
         ]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
-        self.statistics = [(_running_statistics(target), _running_statistics(source)) for target, source in pairs]
+        self.statistics = [[get_parameters_by_name(network, ["running_"]) for network in pair] for pair in pairs]
         self.device = policy.device
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
@@ -203,14 +204,11 @@ class GradientStep:
         undo = self._save_state(with_actor)
         try:
             reported, gradients = self.critic_gradients(batch, noise, settings)
-            self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm)
+            self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm, number)
             if with_actor:
                 loss, gradients = self.actor_gradients(batch)
-                self._optimizer_step("actor", loss, gradients, settings.max_grad_norm)
+                self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
                 reported = reported._replace(actor=loss)
-        except _NonFinite as error:
-            undo()
-            raise NonFiniteError(f"{error} loss or its gradient", f"update {number}") from None
         except BaseException:  # Ctrl-C among them
             undo()
             raise
@@ -233,14 +231,14 @@ class GradientStep:
             loss = actor_loss(self.policy, batch)
             return loss.detach(), gradients_of(loss, self.tensors.trained["actor"])
 
-    def _optimizer_step(self, name: str, loss: th.Tensor, gradients: Gradients, max_norm: float | None) -> None:
+    def _optimizer_step(self, name: str, loss: th.Tensor, gradients: Gradients, max_norm: float | None, number: int) -> None:
         optimizer = self.tensors.networks[name].optimizer
         pairs = zip(self.tensors.trained[name], gradients, strict=True)
         reached = {parameter: _laid_out_like(parameter, gradient) for parameter, gradient in pairs if gradient is not None}
         if not reached:
             return  # the whole network is frozen
         if not is_finite(loss, [*reached.values()]):
-            raise _NonFinite(name)
+            raise NonFiniteError(f"{name} loss or its gradient", f"update {number}")
         clipped = clip_gradients([*reached.values()], max_norm)
         if _fused_step(optimizer, [*reached], clipped):
             return
@@ -295,10 +293,6 @@ class GradientStep:
 def _laid_out_like(parameter: nn.Parameter, gradient: th.Tensor) -> th.Tensor:
     """A gradient in its parameter's memory order, which ``backward`` gives it and the fused step of Adam takes for granted."""
     return gradient if gradient.stride() == parameter.stride() else th.empty_like(parameter).copy_(gradient)
-
-
-class _NonFinite(ArithmeticError):
-    """The loss or gradient of the named network is not finite; the network has not moved."""
 
 
 def gradients_of(loss: th.Tensor, parameters: Sequence[th.Tensor]) -> Gradients:
@@ -360,7 +354,3 @@ def _fused_step(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter], g
         weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
     )  # fmt: skip
     return True
-
-
-def _running_statistics(network: nn.Module) -> list[th.Tensor]:
-    return [buffer for name, buffer in network.named_buffers() if "running_" in name]

@@ -10,7 +10,7 @@ import torch
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import resume_run, save_run
 from sb3_td3x.td3x import compiled, gradient_step
-from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
+from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, unsupported_reason, update_path
 from tests.paths import ready, train
 from tests.resuming import OpenLineEnv, seeded
 from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
@@ -33,8 +33,8 @@ def switch(monkeypatch):
 class TestAuto:
     def test_is_plain_at_first_and_compiled_after_so_many_updates(self):
         policy = model().policy
-        assert update_path("auto", policy, SWITCH_AFTER - 1)[0] == "plain"
-        assert update_path("auto", policy, SWITCH_AFTER)[0] == "compiled"
+        assert update_path("auto", policy, SWITCH_AFTER - 1) == "plain"
+        assert update_path("auto", policy, SWITCH_AFTER) == "compiled"
 
     def test_says_nothing_while_it_is_plain_and_one_line_at_the_switch(self, switch, capsys):
         algorithm = model(verbose=1)
@@ -92,7 +92,9 @@ class TestAuto:
 
     def test_stays_plain_without_a_compiler(self, monkeypatch):
         monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
-        assert "no C++ compiler" in update_path("auto", model().policy, SWITCH_AFTER)[1]
+        policy = model().policy
+        assert update_path("auto", policy, SWITCH_AFTER) == "plain"
+        assert "no C++ compiler" in unsupported_reason(policy)
 
 
 class TestCompiled:
@@ -109,7 +111,7 @@ class TestCompiled:
 
     def test_is_refused_on_cuda_where_auto_is_plain(self):
         on_cuda = SimpleNamespace(device=torch.device("cuda"))
-        assert update_path("auto", on_cuda, SWITCH_AFTER)[0] == "plain"
+        assert update_path("auto", on_cuda, SWITCH_AFTER) == "plain"
         with pytest.raises(CannotAccelerate, match="compiled updates are for the CPU, the networks are on 'cuda'"):
             update_path("compiled", on_cuda)
 

@@ -227,7 +227,7 @@ def _machine(model: Resumable) -> dict[str, Any]:
     described: dict[str, Any] = {name: version(name) for name in VERSIONS}
     described |= {"processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
-        path, _ = update_path(model.accelerate, model.policy, model._updates_since_load)
+        path = update_path(model.accelerate, model.policy, model._updates_since_load)
         described["update path"] = "plain" if getattr(model._updater, "_declined", None) else path
         described["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
     return described

@@ -17,7 +17,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sb3_td3x.common import random_state
@@ -25,7 +25,6 @@ from sb3_td3x.common.random_state import generators_kept
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 
-PATHS = ("auto", "plain", "compiled")
 SWITCH_AFTER = 5_000
 """Plain updates that ``"auto"`` makes, since a model was constructed or loaded, before it compiles."""
 
@@ -58,25 +57,21 @@ def unsupported_reason(policy: TD3Policy) -> str | None:
     return None
 
 
-def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> tuple[str, str]:
+def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> str:
     """
-    The path of the next update and the reason for it.
+    ``"plain"`` or ``"compiled"``: the path of the next update.
 
-    :param accelerate: one of ``PATHS``
+    :param accelerate: ``"auto"``, ``"plain"`` or ``"compiled"``
     :param policy: whose networks are updated
     :param updates_made: since the model was constructed or loaded
     :raises CannotAccelerate: for ``"compiled"`` where it cannot be used
     """
-    if accelerate == "plain":
-        return "plain", "as requested"
+    if accelerate == "plain" or (accelerate == "auto" and updates_made < SWITCH_AFTER):
+        return "plain"
     reason = unsupported_reason(policy)
-    if accelerate == "compiled":
-        if reason is not None:
-            raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
-        return "compiled", "as requested"
-    if updates_made < SWITCH_AFTER or reason is not None:
-        return "plain", reason or f"compiled after {SWITCH_AFTER:,} updates"
-    return "compiled", f"after {SWITCH_AFTER:,} updates"
+    if accelerate == "compiled" and reason is not None:
+        raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
+    return "compiled" if reason is None else "plain"
 
 
 def _has_compiler() -> bool:
@@ -98,7 +93,7 @@ class Updater(GradientStep):
     prioritization, frozen layers, modules, the number of torch threads. A batch of another size is updated with plainly.
 
     :param policy: as for ``GradientStep``
-    :param accelerate: one of ``PATHS``. With ``"auto"`` updates stay plain where no program can be made
+    :param accelerate: as for ``update_path``. With ``"auto"`` updates stay plain where no program can be made
     :param products: as for ``GradientStep``
     :param kernels: matrix kernels of compiled updates; ``None`` chooses by the processor
     :param announce: called with a line of text before the programs are made, and if that fails with ``"auto"``
@@ -131,7 +126,7 @@ class Updater(GradientStep):
         with super().running(batch_size):
             if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
                 self._programs.clear()  # recorded from other layers
-            self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)[0]
+            self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
             modes = _modes(self.tensors)
             if before is not self.tensors or modes != self._modes:
                 self._modes, self._constants = modes, _constants(self.tensors, modes)
@@ -144,7 +139,12 @@ class Updater(GradientStep):
     ) -> Losses:
         is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
         is_compiled = is_due and self._declined is None and self._path == "compiled" and len(noise) == self._batch_size
-        self._active = self._programs_for(batch, noise, settings) if is_compiled else {}
+        self._active = {}
+        if is_compiled:
+            # A replay buffer's own batch may hold more, for example indices, which an update does not read
+            batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
+            self._batch = _flat(batch)
+            self._active = self._programs_for(batch, noise, settings)
         losses = super().__call__(batch, noise, settings, with_actor, number)
         self.updates_made += 1
         return losses
@@ -154,18 +154,18 @@ class Updater(GradientStep):
     ) -> tuple[Losses, Gradients]:
         if "critic" not in self._active:
             return super().critic_gradients(batch, noise, settings)
-        outputs = self._run("critic", self._numbers_of(settings), noise, *_flat(batch))
+        outputs = self._run("critic", self._numbers_of(settings), noise)
         return Losses(*outputs[: len(Losses._fields)]), outputs[len(Losses._fields) :]  # type: ignore[arg-type]
 
     def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
         if "actor" not in self._active:
             return super().actor_gradients(batch)
-        loss, *gradients = self._run("actor", *_flat(batch))
+        loss, *gradients = self._run("actor")
         return loss, gradients  # type: ignore[return-value]
 
     def _run(self, name: str, *others: th.Tensor) -> list[th.Tensor | None]:
         with th.no_grad(), precision.matrix_kernels(self.kernels):
-            return self._active[name]([*self._inputs, *others])
+            return self._active[name]([*self._inputs, *others, *self._batch])
 
     def _numbers_of(self, settings: UpdateSettings) -> th.Tensor:
         """The numbers that a program reads anew at every update, so that changing them makes no new program."""
@@ -177,9 +177,9 @@ class Updater(GradientStep):
     def _programs_for(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
     ) -> "dict[str, _GradientProgram]":
-        # A replay buffer's own batch may hold more, for example indices, which an update does not read
-        batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
-        same = (*_layout(batch), *self._constants)
+        keys_of_dicts = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
+        layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
+        same = (*keys_of_dicts, *layouts, *self._constants)
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
         missing = [name for name, key in keys.items() if (name, key) not in self._programs]
         if missing:
@@ -202,11 +202,11 @@ class Updater(GradientStep):
     ) -> "dict[str, _GradientProgram]":
         if not self._programs:
             self.announce("accelerate: compiling the update, 10 to 30 s the first time, a few seconds from then on")
-        others = {"critic": [self._numbers_of(settings), noise, *_flat(batch)], "actor": _flat(batch)}
+        others = {"critic": [self._numbers_of(settings), noise], "actor": []}
         made = {}
         for name in names:
-            made[name] = _GradientProgram(self.policy, self.tensors, self.products, name, batch, settings)
-            made[name].compile([*self._inputs, *others[name]], self.kernels)
+            inputs = [*self._inputs, *others[name], *self._batch]
+            made[name] = _GradientProgram(self, name, batch, settings, inputs)
             self.programs_made += 1
         return made
 
@@ -224,56 +224,43 @@ class _GradientProgram:
     """
 
     def __init__(
-        self,
-        policy: TD3Policy,
-        tensors: PolicyTensors,
-        products: str,
-        name: str,
-        batch: ReplayBufferSamples,
-        settings: UpdateSettings,
+        self, updater: Updater, name: str, batch: ReplayBufferSamples, settings: UpdateSettings, inputs: list[th.Tensor]
     ):
-        self.products, self.name, self.batch, self.settings = products, name, batch, settings
+        """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
+        self.products, self.name, self.batch, self.settings = updater.products, name, batch, settings
+        tensors = updater.tensors
         if any(parameter._backward_hooks for parameter in tensors.trained[name]):
             raise CannotAccelerate("a parameter has a hook on its gradient")
-        optimizers = [network.optimizer for network in tensors.networks.values()]
-        try:
-            # Other threads may use the policy meanwhile
-            kept = [value for module in policy.modules() for value in vars(module).values() if isinstance(value, th.Tensor)]
-            # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
-            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
-            self.policy = copy.deepcopy(policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
-        except Exception as error:
-            raise CannotAccelerate(f"the policy cannot be copied ({_first_line(error)})") from error
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         self.is_returned: list[bool] = []
-
-    def __call__(self, inputs: list[th.Tensor]) -> list[th.Tensor | None]:
-        outputs = iter(self.program(*inputs))
-        return [next(outputs) if is_returned else None for is_returned in self.is_returned]
-
-    def compile(self, inputs: list[th.Tensor], kernels: str) -> None:
-        """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
+        with _explained("the policy cannot be copied"):
+            # Other threads may use the policy meanwhile
+            kept = [value for module in tensors.modules for value in vars(module).values() if isinstance(value, th.Tensor)]
+            # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
+            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
+            optimizers = [network.optimizer for network in tensors.networks.values()]
+            self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
         with _MAKING, generators_kept():
             drawn = random_state.numpys_and_pythons()
-            try:
+            with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            except Exception as error:  # whatever a custom network raises when it meets tensors without values
-                raise CannotAccelerate(f"the policy cannot be recorded as one program ({_first_line(error)})") from error
             if random_state.numpys_and_pythons() != drawn and _is_alone():
                 raise CannotAccelerate(
                     "the policy draws random numbers from numpy or python, which would be the same in every update"
                 )
             _refuse_random_layers(graph)
             del self.policy
-            try:
+            with _explained("compiling the update failed"):
                 import torch._inductor
 
                 self.program: Program = torch._inductor.compile(graph, inputs, options=_OPTIONS)  # type: ignore[arg-type]
-                with precision.matrix_kernels(kernels):  # some layers have no kernel that a program can call (LSTM)
+                with precision.matrix_kernels(updater.kernels):  # some layers have no kernel that a program can call (LSTM)
                     self.program(*[tensor.clone() for tensor in inputs])
-            except Exception as error:  # a compiler that fails, a cache that cannot be written
-                raise CannotAccelerate(f"compiling the update failed ({_first_line(error)})") from error
+
+    def __call__(self, inputs: list[th.Tensor]) -> list[th.Tensor | None]:
+        outputs = iter(self.program(*inputs))
+        return [next(outputs) if is_returned else None for is_returned in self.is_returned]
 
     def _step(self, *inputs: th.Tensor) -> list[th.Tensor]:
         originals = [*dict(self.policy.named_parameters()).values(), *dict(self.policy.named_buffers()).values()]
@@ -367,24 +354,23 @@ def _is_alone() -> bool:
     return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    """Whatever a custom network or a compiler raises becomes a ``CannotAccelerate`` of one line."""
+    try:
+        yield
+    except Exception as error:
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        raise CannotAccelerate(f"{problem} ({type(error).__name__}: {first_line})") from error
 
 
 def _refuse_random_layers(graph: GraphModule) -> None:
     """Dropout would draw other numbers than on the plain path."""
     for node in graph.graph.nodes:
-        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0:
-            raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
-
-
-def _dropout_of(node: Node) -> Any:
-    """The fraction that an attention's dropout leaves out; ``None`` for other operations."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return None
-    place = names.index("dropout_p")
-    return node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+        if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            arguments = node.normalized_arguments(graph, normalize_to_only_use_kwargs=True)
+            if arguments is None or arguments.kwargs.get("dropout_p") != 0:  # attention may be without dropout
+                raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
 
 
 def _modes(tensors: PolicyTensors) -> list[Any]:
@@ -410,19 +396,12 @@ def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:
 def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
     """A batch's tensors in a fixed order; a Dict observation counts as its parts."""
     tensors: list[th.Tensor] = []
-    for name in ReplayBufferSamples._fields:  # a buffer's own batch may hold more, for example indices
-        part = getattr(batch, name, None)
+    for part in batch:
         if isinstance(part, dict):
             tensors.extend(part.values())
         elif part is not None:
             tensors.append(part)
     return tensors
-
-
-def _layout(batch: ReplayBufferSamples) -> tuple[Any, ...]:
-    """What a program takes for granted about a batch."""
-    keys = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
-    return (*keys, *[(tensor.shape, tensor.stride(), tensor.dtype) for tensor in _flat(batch)])
 
 
 def _rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:

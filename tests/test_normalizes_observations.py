@@ -88,7 +88,7 @@ class TestStatistics:
         np.testing.assert_allclose(moments.mean, expected.mean(0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(moments.var, expected.var(0), rtol=1e-3)
         before = weights(algorithm)
-        algorithm._count_observations()  # once
+        algorithm.policy.normalizer.count_stored(algorithm.replay_buffer, algorithm.get_vec_normalize_env())  # once
         assert largest_difference(weights(algorithm), before) == 0
 
     def test_of_a_buffer_that_was_loaded_count_with_those_seen_since(self, tmp_path):

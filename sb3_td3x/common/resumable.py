@@ -154,12 +154,7 @@ class Resumable(OffPolicyAlgorithm):
         self._env_uses = self._count_env_uses()
 
     def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
+        self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and self._on_resume is not None:
             raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
@@ -176,7 +171,7 @@ class Resumable(OffPolicyAlgorithm):
         if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
             self.__dict__["action_noise"] = None  # otherwise SB3 restarts correlated noise inside the episode
         try:
-            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         finally:
             if self.action_noise is None:
                 self.__dict__["action_noise"] = noise

@@ -1,6 +1,5 @@
 """``TD3X``: SB3's off-policy algorithm around the gradient step of ``gradient_step.py``."""
 
-import io
 import math
 import operator
 import pathlib
@@ -31,6 +30,7 @@ from sb3_td3x.common.validation import AUTO, CHECKS, check_dropped_quantiles, ch
 from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
+from sb3_td3x.saving.model_zip import PathOrFile
 from sb3_td3x.saving.pickle_files import read_buffer
 from sb3_td3x.td3x import diagnostics, exploration, onnx, policies
 from sb3_td3x.td3x.compiled import Updater, update_path
@@ -353,17 +353,13 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         resume: bool = False,
     ) -> SelfTD3X:
         """
-        Train for ``total_timesteps`` environment steps.
+        Train for ``total_timesteps`` environment steps. Parameters that are not listed are SB3's.
 
         :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted, ``math.inf`` lasts until a callback
             ends the training
-        :param callback: one or several SB3 callbacks, called at every step
         :param log_interval: episodes between two log outputs; ``None`` for none
-        :param tb_log_name: name of the run in TensorBoard
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
-        :param progress_bar: show SB3's progress bar (needs tqdm and rich)
         :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
-        :return: the model itself
         :raises ValueError: for a setting edited to an invalid value, or a wrapper around ``VecNormalize`` that changes
             observations after they are stored
         :raises NonFiniteError: for a NaN or infinity from the environment or in an update; no step is made with it
@@ -382,12 +378,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise
 
     def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
+        self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
     ) -> tuple[int, BaseCallback]:
         self._check_settings()
         normalization = self._vec_normalize_env
@@ -400,7 +391,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         self._statistics = transitions.KeptStatistics(normalization)
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
         # first episode, which hindsight replay needs, may not have ended
         self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
@@ -436,7 +427,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0
         self.policy.set_training_mode(True)
         self._update_learning_rates()
-        self._count_observations()
+        if getattr(self.policy, "normalize_observations", False):  # counts what this model has not collected itself
+            self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
         settings, updater, losses = self._update_settings(), self._get_updater(), []
@@ -469,11 +461,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
                 warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)
         return self._is_refilling
-
-    def _count_observations(self) -> None:
-        """Let ``normalize_observations`` count the stored transitions that this model has not collected."""
-        if getattr(self.policy, "normalize_observations", False):
-            self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
 
     def _update_learning_rates(self) -> None:
         check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
@@ -509,7 +496,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return self._updater
 
     def dump_logs(self) -> None:
-        """Write the log, with the diagnostics."""
         diagnostics.record(self)
         super().dump_logs()
 
@@ -539,12 +525,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
-    def save(
-        self,
-        path: str | pathlib.Path | io.BufferedIOBase,
-        exclude: Iterable[str] | None = None,
-        include: Iterable[str] | None = None,
-    ) -> None:
+    def save(self, path: PathOrFile, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
         Save the model to a file, which SB3's ``TD3`` reads too if the model was made with ``n_quantiles=1``.
 
@@ -561,7 +542,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     @policies.class_load
     def load(
         cls: type[SelfTD3X],
-        path: str | pathlib.Path | io.BufferedIOBase,
+        path: PathOrFile,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
@@ -572,16 +553,13 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         **kwargs: Any,
     ) -> SelfTD3X:
         """
-        Load a model saved by TD3X or by SB3's ``TD3``.
+        Load a model saved by TD3X or by SB3's ``TD3``. Parameters that are not listed are SB3's.
 
         The random generators of Python, numpy and torch are left as they are, unless ``seed`` is given.
 
         :param path: the file
         :param env: the environment to continue with, of any number of environments
-        :param device: where to put the networks
         :param custom_objects: replacements for saved objects, by name
-        :param print_system_info: print the versions of the system that saved the model and of this one
-        :param force_reset: reset the environment before training
         :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors and
             known classes are read, and ``custom_objects`` has to replace everything else
         :param kwargs: attributes to change, for example ``gamma=0.95`` or ``learning_starts=0``
@@ -612,9 +590,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match, device)
 
-    def load_replay_buffer(
-        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True, *, trust: bool = False
-    ) -> None:
+    def load_replay_buffer(self, path: PathOrFile, truncate_last_traj: bool = True, *, trust: bool = False) -> None:
         """
         Load a replay buffer saved with ``save_replay_buffer``.
 

@@ -57,11 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
-    """
-    Write a file completely or not at all; a ``CheckpointError`` names it if that fails.
-
-    :param content: the bytes, or a function that writes them to the path it is given
-    """
+    """Write bytes, or what a function writes to the path it is given, completely or not at all: ``CheckpointError``."""
     with explained(path), replacing(path) as partial:
         if isinstance(content, bytes):
             partial.write_bytes(content)

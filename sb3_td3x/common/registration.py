@@ -19,9 +19,8 @@ PACKAGES = {
 
 def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) -> None:
     """
-    Register the environments of the package that has such names, if it is installed, and of the module that the name may have.
+    Register the environments of the package that has such names, if it is installed, and of the module in ``module:name``.
 
-    :param env_id: a registered name, or ``module:name`` where importing the module registers it
     :param trust: import that module and allow ``env_kwargs``; not where an untrusted run's folder names them
     :raises ValueError: for an unknown name, a module that cannot be imported, or what needs trust
     """

@@ -124,10 +124,7 @@ def check_transition(
 ) -> None:
     """
     Raise ``NonFiniteError`` for what cannot be learned from in one step of the environments, or ``ValueError`` for an end by a
-    time limit that is neither true nor false.
-
-    :param observations: after the step; the terminal ones are in ``infos``
-    :param normalization: if there is one, the observations and rewards before it are stored
+    time limit that is neither true nor false. With ``normalization`` the observations and rewards before it are stored.
     """
     require_finite(actions, "action (the exploration noise is part of it)", when)
     check_rewards(rewards, "reward", when)

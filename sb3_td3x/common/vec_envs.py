@@ -17,11 +17,7 @@ NOTICE_SECONDS = 1.0
 
 
 class Hook:
-    """
-    Replaces a method of one environment or ``VecEnv``, and counts its calls.
-
-    The last observation of an episode is copied, because the reset that follows may write into the same array.
-    """
+    """Replaces a method of one environment or ``VecEnv``, counts its calls, and copies the last observation of an episode."""
 
     def __init__(self, method: Callable[..., Any]):
         self.method, self.calls = method, 0  # `copy.deepcopy` binds the method of the copied environment
@@ -29,6 +25,7 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         result = self.method(*args, **kwargs)
+        # The reset that follows may write into the same array
         if isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3]):
             return copy.deepcopy(result[0]), *result[1:]
         return result

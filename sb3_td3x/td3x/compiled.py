@@ -59,12 +59,9 @@ def unsupported_reason(policy: TD3Policy) -> str | None:
 
 def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> str:
     """
-    ``"plain"`` or ``"compiled"``: the path of the next update.
+    ``"plain"`` or ``"compiled"``, after so many updates since the model was constructed or loaded.
 
-    :param accelerate: ``"auto"``, ``"plain"`` or ``"compiled"``
-    :param policy: whose networks are updated
-    :param updates_made: since the model was constructed or loaded
-    :raises CannotAccelerate: for ``"compiled"`` where it cannot be used
+    :raises CannotAccelerate: for ``accelerate="compiled"`` where it cannot be used
     """
     if accelerate == "plain" or (accelerate == "auto" and updates_made < SWITCH_AFTER):
         return "plain"
@@ -92,13 +89,9 @@ class Updater(GradientStep):
     them, and again only if something changes that is part of them: the batch size, the count of dropped quantiles, the
     prioritization, frozen layers, modules, the number of torch threads. A batch of another size is updated with plainly.
 
-    :param policy: as for ``GradientStep``
-    :param accelerate: as for ``update_path``. With ``"auto"`` updates stay plain where no program can be made
-    :param products: as for ``GradientStep``
+    :param accelerate: with ``"auto"`` updates stay plain where no program can be made, with ``"compiled"`` that is an error
     :param kernels: matrix kernels of compiled updates; ``None`` chooses by the processor
     :param announce: called with a line of text before the programs are made, and if that fails with ``"auto"``
-    :ivar updates_made: since the model was constructed or loaded
-    :raises CannotAccelerate: at the first update with ``"compiled"``, if no program can be made of the policy
     """
 
     def __init__(
@@ -294,12 +287,9 @@ class _GradientProgram:
 
 def swap_parameters(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """
-    Put other tensors in the place of a network's parameters and buffers.
+    Put other tensors in the place of a network's, by their ``id``; return what was held before, by holder.
 
     Unlike ``torch.func.functional_call`` this is right for a module that is part of two networks, such as a shared extractor.
-
-    :param stand_ins: by the ``id`` of what they replace
-    :return: where tensors are held, with what was held there before
     """
     holders: list[Any] = [holder for module in network.modules() for holder in (module._parameters, module._buffers)]
     before = [(holder, dict(holder)) for holder in holders]

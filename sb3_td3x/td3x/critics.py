@@ -11,19 +11,12 @@ from sb3_td3x.td3x import losses
 
 
 class CriticKind(NamedTuple):
-    """
-    The functions of a kind of critic. Its ``forward`` returns one tensor per critic.
-
-    :param target: from the target critics' outputs, rewards, dones, discounts and the number of quantiles to drop
-    :param loss: from the critics' outputs and the target
-    :param huber_losses: the loss per transition, for prioritized replay
-    :param actor_objective: from the critic, observations and actions: the values whose mean the actor maximizes
-    """
+    """The functions of a kind of critic. Its ``forward`` returns one tensor per critic."""
 
     target: Callable[..., th.Tensor]
     loss: Callable[..., th.Tensor]
-    huber_losses: Callable[..., th.Tensor]
-    actor_objective: Callable[..., th.Tensor]
+    huber_losses: Callable[..., th.Tensor]  # the loss per transition, for prioritized replay
+    actor_objective: Callable[..., th.Tensor]  # the values whose mean the actor maximizes
 
 
 SCALAR = CriticKind(
@@ -46,11 +39,7 @@ def kind_of(critic: ContinuousCritic) -> CriticKind:
 
 
 class QuantileCritic(ContinuousCritic):
-    """
-    SB3's critics with ``n_quantiles`` outputs each, under the same parameter names (``qf0.*``).
-
-    :param n_quantiles: width of the last layers; the other parameters are those of ``ContinuousCritic``
-    """
+    """SB3's critics with ``n_quantiles`` outputs each instead of one, under the same parameter names (``qf0.*``)."""
 
     kind = QUANTILES
 

@@ -37,12 +37,9 @@ def record(model: Any) -> None:
 
 def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, float]:
     """
-    Means over a batch, for a policy in evaluation mode. The value of a quantile critic is the mean of its quantiles.
+    Means over a batch, as ``docs/logging.md`` explains them, for a policy in evaluation mode.
 
-    :param noise: standard normal numbers, ``(batch, action_dim)``, for the target's actions
-    :return: ``q_mean`` of all critics at the stored actions; ``target_mean`` of their targets; ``action_saturation``, the
-        share of the actor's action components beyond 0.99; with several critics ``twin_gap``, the largest minus the smallest
-        critic's value
+    :param noise: standard normal numbers for the target's actions, ``(batch, action_dim)``
     """
     with th.no_grad():
         outputs = policy.critic(batch.observations, batch.actions)

@@ -26,11 +26,7 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0)
 def resolve_action_noise(
     action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
 ) -> ActionNoise | None:
-    """
-    The constructor's ``action_noise`` as SB3 uses it, vectorized for several environments. Noise is neither copied nor called.
-
-    :raises ValueError: for negative noise, or noise of another shape than one action
-    """
+    """The constructor's ``action_noise`` as SB3 uses it, for all environments. Noise is neither copied nor called."""
     if action_noise is None:
         return None
     if not isinstance(action_noise, ActionNoise):
@@ -51,11 +47,7 @@ def resolve_action_noise(
 
 
 def noise_std(action_noise: ActionNoise | None) -> float | None:
-    """
-    Standard deviation of the noise in the scaled action space, averaged over the dimensions of an action.
-
-    For Ornstein-Uhlenbeck noise it is that of the stationary distribution; for other classes ``None``.
-    """
+    """Standard deviation of the (stationary) noise, averaged over the dimensions of an action; ``None`` for other classes."""
     if action_noise is None:
         return 0.0
     noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise

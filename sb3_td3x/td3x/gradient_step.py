@@ -30,12 +30,9 @@ class UpdateSettings(NamedTuple):
     tau: float
     target_policy_noise: float | th.Tensor
     target_noise_clip: float | th.Tensor
-    max_grad_norm: float | None = None
-    """``None`` does not clip gradients."""
-    top_quantiles_to_drop_per_net: int = 0
-    """0 for scalar critics."""
-    prioritization: str | None = None
-    """``"lap"`` or ``None``."""
+    max_grad_norm: float | None = None  # None does not clip gradients
+    top_quantiles_to_drop_per_net: int = 0  # 0 for scalar critics
+    prioritization: str | None = None  # None or "lap"
 
 
 class Losses(NamedTuple):
@@ -43,8 +40,7 @@ class Losses(NamedTuple):
 
     critic: th.Tensor
     actor: th.Tensor | None = None
-    errors: th.Tensor | None = None
-    """With ``"lap"``, the TD error of each transition, ``(batch,)``, which its priority follows."""
+    errors: th.Tensor | None = None  # with "lap" the TD error of each transition, (batch,), which its priority follows
 
 
 Gradients = Sequence[th.Tensor | None]
@@ -114,19 +110,12 @@ WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten,
 
 
 class PolicyTensors:
-    """
-    The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time.
-
-    :ivar named: parameters and buffers by name
-    :ivar trained: parameters that each network's optimizer moves, by the network's name
-    :ivar device: of the networks
-    :ivar with_numbers: modules whose forward pass may use numbers that they hold
-    """
+    """The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time."""
 
     def __init__(self, policy: TD3Policy):
         self.networks: dict[str, BaseModel] = {"critic": policy.critic, "actor": policy.actor}
         self.modules = list(policy.modules())
-        # The policy itself is not called in an update
+        # Their forward pass may use numbers that they hold. The policy itself is not called in an update
         self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.buffers = dict(policy.named_buffers())
         self.named = {**dict(policy.named_parameters()), **self.buffers}
@@ -161,27 +150,17 @@ class PolicyTensors:
 
 
 class GradientStep:
-    """
-    Makes the updates of one policy with autograd, in place, with the policy's own optimizers of any class.
-
-    :param policy: its parameters, buffers and optimizer states are changed in place
-    :param products: ``"fp32"`` or ``"bf16"``, see ``precision.py``
-    :ivar last_good: number of the last update that was made
-    """
+    """Makes the updates of one policy with autograd, in place, with the policy's own optimizers of any class."""
 
     def __init__(self, policy: TD3Policy, products: str = "fp32"):
         self.policy, self.products = policy, products
-        self.last_good = 0
+        self.last_good = 0  # number of the last update that was made
         self.tensors = PolicyTensors(policy)
         self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
     @contextmanager
     def running(self, batch_size: int) -> Iterator[None]:
-        """
-        Enclose a series of updates. Between two series anything may be edited.
-
-        :param batch_size: of most updates of the series
-        """
+        """Enclose a series of updates, most of this batch size. Between two series anything may be edited."""
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
         precision.require_supported(self.products, self.tensors.device)
@@ -197,8 +176,6 @@ class GradientStep:
         """
         Make update ``number``, counted from 1: one step of all critics and, ``with_actor``, one of the actor and the targets.
 
-        :param batch: as in ``critic_losses``
-        :param noise: as in ``critic_losses``
         :raises NonFiniteError: for a loss or gradient that is not finite; then this update has changed nothing
         """
         undo = self._save_state(with_actor)

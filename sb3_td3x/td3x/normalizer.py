@@ -54,9 +54,7 @@ class ObservationNormalizer(nn.Module):
     """
     ``RunningMoments`` of an observation, or of each vector in a Dict. Images and discrete observations are not changed.
 
-    :param space: the observation space
     :param normalized_images: whether images are between 0 and 1; SB3 then takes any ``Box`` of three axes for an image
-    :raises ValueError: if the space has no vectors
     """
 
     def __init__(self, space: spaces.Space, normalized_images: bool = False):
@@ -78,11 +76,7 @@ class ObservationNormalizer(nn.Module):
             moments.update(observations[key] if isinstance(observations, Mapping) else observations)
 
     def count_stored(self, buffer: ReplayBuffer, normalization: VecNormalize | None) -> None:
-        """
-        Count all observations of a replay buffer that holds more than were counted, because it was loaded or filled by hand.
-
-        :param normalization: applied first, as while acting
-        """
+        """Count all observations of a buffer that holds more than were counted, because it was loaded or filled by hand."""
         if round(self.moments[0].count.item()) >= buffer.size() * buffer.n_envs:
             return
         for moments in self.moments:

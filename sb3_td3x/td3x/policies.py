@@ -243,11 +243,7 @@ def _parameters(policy_class: type[BasePolicy]) -> tuple[list[str], bool]:
 
 
 def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str, Any], n_quantiles: int) -> dict[str, Any]:
-    """
-    Check the keyword arguments of a policy as far as possible without spaces, and add the number of quantiles.
-
-    :raises ValueError: for an unknown argument, an invalid value, or quantiles that the critics of this class do not have
-    """
+    """Check the keyword arguments of a policy as far as possible without spaces, and add the number of quantiles."""
     if not isinstance(policy_kwargs, dict):
         raise ValueError(f"policy_kwargs must be a dict, not {policy_kwargs!r}")
     if "n_quantiles" in policy_kwargs:

@@ -39,11 +39,7 @@ def require_supported(products: str, device: th.device) -> None:
 
 
 def hidden_layers(network: nn.Module) -> list[nn.Linear]:
-    """
-    Every ``nn.Linear`` with at least 64 units on both sides.
-
-    Excluded are the last layer of an actor or critic, whatever its width, and layers with a ``forward`` of their own.
-    """
+    """Every large ``nn.Linear`` but the last one of an actor or critic, and but those with a ``forward`` of their own."""
     outputs: set[nn.Module] = set()
     for module in network.modules():
         for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None)):

@@ -62,9 +62,8 @@ class UntrustedModelError(_Error, ModelFileError):
 
 class CheckpointError(_Error):
     """
-    A checkpoint cannot be written or read.
+    A checkpoint's file or folder, ``path``, cannot be written or read.
 
-    :param path: the file or folder
     :param problem: what is wrong with it, as the rest of a sentence
     :param last_good: steps of the last checkpoint that is whole, if another one is
     """
@@ -79,13 +78,7 @@ class CheckpointError(_Error):
 
 
 class RunLockedError(_Error):
-    """
-    Another process is writing into this run folder.
-
-    :param folder: of the run
-    :param host: the machine of that process
-    :param pid: its number there
-    """
+    """Process ``pid`` on ``host`` is writing into the run's ``folder``."""
 
     def __init__(self, folder: Path, host: object, pid: object):
         super().__init__(f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder")
@@ -93,11 +86,7 @@ class RunLockedError(_Error):
 
 
 class LockLostError(_Error):
-    """
-    Another process took over the lock (for example while this one was suspended) and has since released it.
-
-    :param folder: of the run
-    """
+    """Another process took over the lock of ``folder``, for example while this one was suspended, and has released it."""
 
     def __init__(self, folder: Path):
         super().__init__(
@@ -107,12 +96,7 @@ class LockLostError(_Error):
 
 
 class EnvironmentDiedError(_Error):
-    """
-    The process of an environment of a ``SubprocVecEnv`` or ``RayVecEnv`` has ended.
-
-    :param which: indices of the environments
-    :param how: it ended, as the rest of a sentence
-    """
+    """The processes of environments of a ``SubprocVecEnv`` or ``RayVecEnv`` have ended; ``which`` holds their indices."""
 
     def __init__(self, which: list[int], how: str):
         super().__init__(f"the process of environment {', '.join(map(str, which))} {how}")

@@ -8,7 +8,7 @@ bounds, so that acting needs numpy and onnxruntime only.
 import copy
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +62,9 @@ class Normalized(nn.Module):
 class ChannelsFirst(nn.Module):
     """``VecTransposeImage``: images of ``(height, width, channels)`` as ``(channels, height, width)``."""
 
-    def __init__(self, images: list[str]):
+    def __init__(self, wrapper: VecTransposeImage):
         super().__init__()
-        self.images = images
+        self.images = getattr(wrapper, "image_space_keys", [OBSERVATION])
 
     def forward(self, observations: Tensors) -> Tensors:
         return {name: value.permute(0, 3, 1, 2) if name in self.images else value for name, value in observations.items()}
@@ -95,14 +95,15 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ValueError(f"an export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    wrappers: list[VecEnvWrapper] = []
+    wrappers: list[VecNormalize | VecTransposeImage] = []
     space, env = model.observation_space, model.env if env is None else env
     if env is not None:
         env = model._wrap_env(env, monitor_wrapper=False)  # with VecTransposeImage, if it has images
         check_for_correct_spaces(env, model.observation_space, model.action_space)
         wrappers, space = _wrappers(env)
     policy: Any = copy.deepcopy(model.policy).cpu()
-    graph = Graph(policy, _stages(wrappers), _members(space)).eval()
+    stages = [Normalized(wrapper) if isinstance(wrapper, VecNormalize) else ChannelsFirst(wrapper) for wrapper in wrappers]
+    graph = Graph(policy, stages, _members(space)).eval()
     batch = _batch(space)
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
@@ -115,11 +116,11 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
         partial_path.write_bytes(content.SerializeToString())
 
 
-def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
+def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spaces.Space]:
     """The wrappers that become part of the graph, innermost first, and the space of the graph's inputs."""
-    wrappers: list[VecEnvWrapper] = []
+    wrappers: list[VecNormalize | VecTransposeImage] = []
     while isinstance(env, VecEnvWrapper) and isinstance(env, (VecNormalize, VecTransposeImage, *TRANSPARENT)):
-        if not isinstance(env, TRANSPARENT):
+        if (isinstance(env, VecNormalize) and env.norm_obs) or (isinstance(env, VecTransposeImage) and not env.skip):
             wrappers.insert(0, env)
         env = env.venv
     if unwrap_vec_normalize(env) is not None:
@@ -128,15 +129,6 @@ def _wrappers(env: VecEnv) -> tuple[list[VecEnvWrapper], spaces.Space]:
             "give export_onnx an env without VecNormalize and normalize before the graph"
         )
     return wrappers, env.observation_space
-
-
-def _stages(wrappers: Iterable[VecEnvWrapper]) -> Iterator[nn.Module]:
-    """Each wrapper as a module."""
-    for wrapper in wrappers:
-        if isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
-            yield Normalized(wrapper)
-        elif isinstance(wrapper, VecTransposeImage) and not wrapper.skip:
-            yield ChannelsFirst(getattr(wrapper, "image_space_keys", [OBSERVATION]))
 
 
 def _members(space: spaces.Space) -> dict[str, spaces.Space]:
@@ -158,13 +150,15 @@ def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
     return batch
 
 
-def _predict(policy: BasePolicy, wrappers: Iterable[VecEnvWrapper], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+def _predict(
+    policy: BasePolicy, wrappers: Iterable[VecNormalize | VecTransposeImage], batch: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """The actions that the graph has to give: what SB3 computes from raw observations."""
     observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
     for wrapper in wrappers:
         if isinstance(wrapper, VecNormalize):
             observations = wrapper.normalize_obs(observations)
-        elif isinstance(wrapper, VecTransposeImage):
+        else:
             observations = wrapper.transpose_observations(observations)
     return policy.predict(observations, deterministic=True)[0]
 

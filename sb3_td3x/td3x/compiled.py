@@ -71,14 +71,12 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     return "compiled" if reason is None else "plain"
 
 
+_which = functools.cache(shutil.which)
+"""Cached, because it is asked before every series of updates and PATH may be long."""
+
+
 def _has_compiler() -> bool:
-    return _is_found(os.environ.get("CXX", _COMPILER), os.environ.get("PATH"))
-
-
-@functools.cache
-def _is_found(command: str, path: str | None) -> bool:
-    """Cached, because it is asked before every series of updates and PATH may be long."""
-    return shutil.which(command, path=path) is not None
+    return _which(os.environ.get("CXX", _COMPILER), path=os.environ.get("PATH")) is not None
 
 
 class Updater(GradientStep):

@@ -121,10 +121,7 @@ class PolicyTensors:
         self.named = {**dict(policy.named_parameters()), **self.buffers}
         self.critic_parameters = list(policy.critic.parameters())
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
-        pairs: list[tuple[nn.Module, nn.Module]] = [
-            (policy.critic_target, policy.critic),
-            (policy.actor_target, policy.actor),
-        ]
+        pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
         self.statistics = [[get_parameters_by_name(network, ["running_"]) for network in pair] for pair in pairs]

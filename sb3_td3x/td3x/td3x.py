@@ -574,10 +574,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         )
 
     def set_parameters(
-        self,
-        load_path_or_dict: str | TensorDict,
-        exact_match: bool = True,
-        device: th.device | str = "auto",
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
         Load networks and optimizers from a saved model or from ``get_parameters``; if one does not fit, none is changed.

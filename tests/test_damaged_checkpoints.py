@@ -1,5 +1,6 @@
 """Damage to a checkpoint is found and named, and the run is resumed from what is whole."""
 
+import json
 import os
 import random
 import shutil
@@ -7,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run, store
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import assert_same_run, saved_steps, seeded
 from tests.tools import model
@@ -83,6 +84,19 @@ class TestDamaged:
         (folder / "td3x_100_steps" / "manifest.json").unlink()
         os.mkfifo(folder / "td3x_100_steps" / "manifest.json")
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
+            resume_run(folder, seeded())
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+    @pytest.mark.timeout(60)
+    def test_a_pipe_that_a_forged_manifest_does_not_list_is_not_waited_for(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        newest = folder / "td3x_100_steps"
+        manifest = json.loads((newest / "manifest.json").read_text().partition("\n")[2])
+        del manifest["files"]["state.pkl"]
+        (newest / "manifest.json").write_bytes(store._sealed(manifest))
+        (newest / "state.pkl").unlink()
+        os.mkfifo(newest / "state.pkl")
+        with pytest.raises(CheckpointError, match=r"td3x_100_steps.state\.pkl is not a file.*checkpoint=80"):
             resume_run(folder, seeded())
 
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])

@@ -47,6 +47,9 @@ class Checkpoint:
         """Raise a ``CheckpointError`` that names the file of this checkpoint that is missing or damaged."""
         for name, described in self.manifest["files"].items():
             files.check(self.path / name, described)
+        for path in self.path.iterdir():  # also where a forged manifest does not list a file: reading a pipe may never end
+            if not path.is_file():
+                raise CheckpointError(path, "is not a file")
 
 
 class Store:

@@ -78,12 +78,7 @@ class ResumableEnv(gym.Wrapper):
         }
 
     def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
-        """
-        Set what ``get_env_state`` gave, unless the layers are others than those that were saved.
-
-        :param resets: whether a reset follows
-        :param rewind: let it be the one that began the saved episode
-        """
+        """Set what ``get_env_state`` gave, unless the layers are others. ``rewind`` the reset that follows, if one does."""
         layers = list(_layers(self.env))
         if saved["classes"] != [type(layer).__name__ for layer in layers]:
             return False
@@ -121,10 +116,8 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
 
 def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
     """
-    Give the environments the state that ``get`` gave. If it is not complete, a reset has to follow.
-
-    :param rewind: for each environment, whether its next reset is to be the one that began the saved episode
-    :return: whether that was possible: not for environments that cannot be reached or are built differently
+    Give the environments the state that ``get`` gave, if they can be reached and are built alike. If it is not complete, a
+    reset has to follow: in each environment to ``rewind`` the one that began the saved episode.
     """
     innermost = vec_layers(env)[-1]
     if len(saved["seeds"]) == env.num_envs:

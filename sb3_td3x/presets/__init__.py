@@ -104,13 +104,7 @@ def table(name: str) -> dict[str, dict[str, Any]]:
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """
-    Apply ``key=value`` assignments to an entry.
-
-    :param entry: settings in rl-zoo3's keys
-    :param assignments: values are YAML; ``policy_kwargs.net_arch=[64,64]`` sets one value inside a mapping
-    :raises ValueError: for an unknown key (with the nearest ones) or a text that is no assignment
-    """
+    """Apply ``key=value`` texts to an entry. Values are YAML; ``policy_kwargs.net_arch=[64,64]`` sets one inside a mapping."""
     settings = dict(entry)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -158,12 +152,7 @@ def check(entry: Mapping[str, Any]) -> None:
 
 
 def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
-    """
-    An entry as keyword arguments of ``TD3X``: names become classes, and ``lin_7e-4`` a schedule.
-
-    :param action_shape: shape of one action, for Ornstein-Uhlenbeck noise
-    :raises ValueError: for a class that is not listed, or noise that is not known
-    """
+    """An entry as keyword arguments of ``TD3X``, for actions of this shape: names become classes, ``lin_7e-4`` a schedule."""
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
     if any(key in entry for key in NOISE_KEYS):
         arguments["action_noise"] = _action_noise(entry, action_shape)
@@ -243,11 +232,7 @@ def check_normalize(setting: Any) -> None:
 
 
 def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float, training: bool = True) -> "VecEnv":
-    """
-    Wrap environments in ``VecNormalize`` as rl-zoo3's key ``normalize`` says.
-
-    :param training: whether the statistics follow the data; rewards of evaluations are never normalized
-    """
+    """Wrap environments in ``VecNormalize`` as rl-zoo3's key says; with ``training`` the statistics follow the data."""
     check_normalize(setting)
     if not setting:
         return env
@@ -256,7 +241,7 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
 
     arguments = {"gamma": gamma, **(setting if isinstance(setting, dict) else {})}
     if not training:
-        arguments["norm_reward"] = False
+        arguments["norm_reward"] = False  # evaluations report the environment's own rewards
     # Otherwise SB3 transposes images outside of VecNormalize, and stores them as they were before (its issue #819)
     env = BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
     return VecNormalize(env, training=training, **arguments)

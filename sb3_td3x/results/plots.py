@@ -179,12 +179,8 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
 
 def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
-    The mean of the middle half of all runs' scores (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264).
-
-    Its 95 % interval comes from a bootstrap over seeds, stratified by environment.
-
-    :param scores: ``(seeds, environments, points)``
-    :return: interquartile mean, and lower and upper edge of its interval, each ``(points,)``
+    The mean of the middle half of scores of ``(seeds, environments, points)`` (Agarwal et al. 2021,
+    https://arxiv.org/abs/2108.13264), and both ends of its 95 % interval, from a bootstrap over seeds in each environment.
     """
     seeds, environments, points = scores.shape
 

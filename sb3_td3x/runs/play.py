@@ -31,11 +31,8 @@ def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = 
 
 def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
     """
-    An environment as the run's evaluations had it, with the normalization that belongs to the run's model.
-
-    :param seed: determines the episodes
-    :param trust: import the module that the environment's name may have, pass the environment the keyword arguments that the
-        folder names, and load normalization statistics as SB3 does, which runs whatever code their file holds
+    An environment as the run's evaluations had it, with the normalization of the run's model. With ``trust`` the module that
+    its name may have is imported, the keyword arguments in the folder are passed to it, and statistics load as in SB3.
     """
     statistics, env_kwargs = folder.model_normalization(), folder.arguments().get("env_kwargs")
     entry = {**folder.config(), "n_envs": 1}

@@ -75,11 +75,7 @@ class ContinuedCSV(CSVOutputFormat):
 
 
 def configure(path: Path) -> Logger:
-    """
-    SB3's logger for a new or a resumed run.
-
-    :param path: the CSV file, whose lines stay; TensorBoard's files lie next to it, if TensorBoard is installed
-    """
+    """SB3's logger for a new or a resumed run: a CSV file, whose lines stay, and TensorBoard's next to it if it is there."""
     outputs: list[KVWriter] = [ContinuedCSV(path)]
     if find_spec("tensorboard") is not None:
         outputs.append(TensorBoardOutputFormat(str(path.parent)))
@@ -89,16 +85,9 @@ def configure(path: Path) -> Logger:
 def _files(logger: Logger, env: VecEnv, folder: Path) -> dict[str, Path]:
     csv = [output.file.name for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
     paths = map(os.path.realpath, (*csv, *env_state.monitor_files(env)))  # `folder` is one too
-    return {_relative(path, folder): Path(path) for path in paths}
+    return {os.path.relpath(path, folder): Path(path) for path in paths}
 
 
 def _boards(logger: Logger, folder: Path) -> dict[str, TensorBoardOutputFormat]:
     boards = [output for output in logger.output_formats if isinstance(output, TensorBoardOutputFormat)]
-    return {f"{_relative(os.path.realpath(board.writer.log_dir), folder)}/": board for board in boards}
-
-
-def _relative(path: str, folder: Path) -> str:
-    try:
-        return os.path.relpath(path, folder)
-    except ValueError:  # on another of Windows' drives
-        return path
+    return {f"{os.path.relpath(os.path.realpath(board.writer.log_dir), folder)}/": board for board in boards}

@@ -175,8 +175,7 @@ def resume(
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
         the environment the keyword arguments that the folder names, and follow links out of the folder
     :param env_kwargs: keyword arguments of the environment that need no trust, because the caller names them too
-    :raises CheckpointError: if there is no checkpoint, or it is damaged
-    :raises RunLockedError: if another process writes there
+    :raises CheckpointError: if there is no checkpoint, or it is damaged; a ``RunLockedError`` if another process writes there
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)

@@ -65,8 +65,8 @@ def command(
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:
         with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
-            for run, error in ended:
-                table.errors[run] = error
+            for run, problem in ended:
+                table.errors[run] = problem
                 if live is None:
                     console.print(table.line(run))
     except KeyboardInterrupt:

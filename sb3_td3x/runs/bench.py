@@ -70,7 +70,7 @@ def contenders(
     case: Case, device: str, announce: Callable[[str], None], algorithms: Algorithms = ALGORITHMS
 ) -> dict[str, Callable[[], None]]:
     """Functions that make one update each, by name. What cannot be used on this machine is announced with the reason."""
-    quantiles = {
+    quantiles: Algorithms = {
         f"{name}, {case.n_quantiles} quantiles": (algorithm, {**settings, "n_quantiles": case.n_quantiles})
         for name, (algorithm, settings) in algorithms.items()
         if algorithm is TD3X and case.n_quantiles > 1

@@ -130,7 +130,7 @@ def on_ray(address: str, threads: int = 1) -> Runner:
     def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
         import ray
 
-        cores = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
+        cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
         with ray.init(address, **cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(lambda run: function(run))

@@ -82,3 +82,24 @@ def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
     assert source.running_mean.abs().max() > 0
     assert th.equal(source.running_mean, target.running_mean)
     assert th.equal(source.running_var, target.running_var)
+
+
+def test_only_buffers_are_copied_as_statistics_whatever_a_network_is_called():
+    class Extractor(th.nn.Module):
+        def __init__(self, space):
+            super().__init__()
+            self.features_dim = 4
+            self.running_gait = th.nn.Linear(space.shape[0], 4)
+            self.register_buffer("running_calls", th.zeros(()), persistent=False)
+
+        def forward(self, observations):
+            self.running_calls += self.training
+            return self.running_gait(observations)
+
+    algorithm = without_output(model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": Extractor}))
+    source, target = algorithm.critic.features_extractor, algorithm.critic_target.features_extractor
+    before = target.running_gait.weight.clone()
+    train_on(algorithm, range(2))
+    assert th.equal(target.running_gait.weight, before)
+    assert not th.equal(source.running_gait.weight, before)
+    assert source.running_calls == target.running_calls > 0

@@ -13,7 +13,6 @@ import torch as th
 from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.utils import get_parameters_by_name
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -124,7 +123,8 @@ class PolicyTensors:
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
-        self.statistics = [[get_parameters_by_name(network, ["running_"]) for network in pair] for pair in pairs]
+        running = [[dict(network.named_buffers()) for network in pair] for pair in pairs]
+        self.statistics = [[[part[name] for name in part if "running_" in name] for part in pair] for pair in running]
         self.device = policy.device
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]

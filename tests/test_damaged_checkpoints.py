@@ -99,6 +99,11 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.state\.pkl is not a file.*checkpoint=80"):
             resume_run(folder, seeded())
 
+    def test_a_folder_that_a_file_browser_left_in_a_checkpoint_is_no_damage(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        (folder / "td3x_100_steps" / ".ipynb_checkpoints").mkdir()
+        assert resume_run(folder, seeded()).num_timesteps == 100
+
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
     def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, saved, tmp_path, name):
         folder = self.copy(saved, tmp_path)

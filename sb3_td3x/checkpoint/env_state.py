@@ -78,7 +78,7 @@ class ResumableEnv(gym.Wrapper):
         }
 
     def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
-        """Set what ``get_env_state`` gave, unless the layers are others. ``rewind`` the reset that follows, if one does."""
+        """Set what ``get_env_state`` gave if the layers are the same. ``rewind``: the next reset begins that episode again."""
         layers = list(_layers(self.env))
         if saved["classes"] != [type(layer).__name__ for layer in layers]:
             return False

@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
-    """Write bytes, or what a function writes to the path it is given, completely or not at all: ``CheckpointError``."""
+    """Write bytes, or what a function writes to a path it is given, completely or raise a ``CheckpointError``."""
     with explained(path), replacing(path) as partial:
         if isinstance(content, bytes):
             partial.write_bytes(content)

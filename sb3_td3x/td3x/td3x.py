@@ -639,7 +639,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
 
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:
-    """Check all arguments of ``TD3X`` that do not depend on an environment, before one is made: ``ValueError``."""
+    """Raise a ``ValueError`` for the first invalid argument of ``TD3X``, as far as that can be seen without an environment."""
     model = TD3X(policy, None, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model._choose_classes()
     policies.check_policy_kwargs(model.policy_class, model.policy_kwargs, model.n_quantiles)

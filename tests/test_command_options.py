@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -233,6 +234,18 @@ class TestAChosenFolder:
         again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
         again.resources.close()
         assert again.folder.config()["policy"] == "MlpPolicy"
+
+    def test_shows_no_model_of_a_run_that_failed_before_its_first_step(self, tmp_path, monkeypatch):
+        run = prepared(tmp_path, "Pendulum-v1", steps=60, overrides=(*FAST, "normalize=true"))
+        monkeypatch.setattr(type(run.model), "learn", Mock(side_effect=OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            experiment.train(run)
+        assert run.folder.model_normalization() == run.folder.normalization
+        again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), run.folder.path)
+        again.resources.close()
+        assert not run.folder.normalization.exists()  # with which td3x eval would show the new run's model
+        with pytest.raises(ValueError, match="holds no model yet"):
+            run.folder.model()
 
     def test_with_the_scores_of_a_run_whose_checkpoints_were_removed_is_refused(self, tmp_path):
         run = prepared(tmp_path, "Pendulum-v1", steps=60)

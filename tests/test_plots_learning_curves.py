@@ -1,6 +1,7 @@
 """``td3x plot``: what is read, what is drawn of it, and what is said when that cannot be."""
 
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -125,6 +126,18 @@ class TestCurves:
         assert (curve.x * 60).tolist() == [4, 6, 8]  # evaluated at 4, 8 and at 3, 6, 9 seconds, drawn in minutes
         np.testing.assert_allclose(curve.mean, [(0 + 4) / 2, (2 + 0) / 2, (4 + 4) / 2])
 
+    def test_of_many_runs_at_times_of_their_own_need_little_memory(self, tmp_path):
+        values = np.arange(100)
+        for seed in range(10):
+            table(tmp_path / f"{seed}.csv", seed=seed, values=values, pace=2 + seed / 100)
+        runs = scores.read([tmp_path])
+        tracemalloc.start()
+        curve = plots.summary(runs, "time")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(curve.x) > 800
+        assert most < 40e6  # bytes; all resampled scores at once would take 70 MB
+
     def test_one_run_has_the_spread_over_its_episodes(self, tmp_path):
         curve = plots.summary(scores.read([table(tmp_path / "a.csv")]))
         assert (curve.high - curve.low).tolist() == [1, 1, 1]
@@ -191,6 +204,11 @@ class TestInterquartileMean:
             table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
         picture = plots.figure(scores.read([tmp_path]), ("time",))
         assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
+
+    def test_says_where_nothing_is_in_common(self, tmp_path):
+        table(tmp_path / "a.csv", "A-v0"), table(tmp_path / "b.csv", "B-v0", every=1_000)
+        picture = plots.figure(scores.read([tmp_path]))
+        assert picture.axes[-1].get_title("left") == "all 2 environments: no steps in common"
 
     def test_has_no_panel_where_no_setting_is_in_all_environments(self, tmp_path):
         for env in ("A-v0", "B-v0"):

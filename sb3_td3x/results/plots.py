@@ -172,8 +172,8 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
     grid, scores = _on_grid(runs, axis)
     if not len(grid):
         raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
-    picks = np.random.default_rng(0).integers(len(runs), size=(RESAMPLES, len(runs)))
-    low, high = np.percentile(scores[picks].mean(axis=1), [2.5, 97.5], axis=0)
+    counts = np.random.default_rng(0).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), RESAMPLES)  # of each run
+    low, high = np.percentile(counts @ scores / len(runs), [2.5, 97.5], axis=0)
     return Curve(grid, scores.mean(axis=0), low, high)
 
 
@@ -208,7 +208,7 @@ def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, loo
         scores = scores[:, points].reshape(len(groups), seeds, -1)
         scaled = (scores.swapaxes(0, 1) - lowest[:, None]) / span[:, None]
         _draw_curve(axes, Curve(grid[points], *interquartile_mean(scaled)), look)
-    axes.set_title(f"all {len(groups)} environments")
+    axes.set_title(f"all {len(groups)} environments" + ("" if axes.lines else f": no {axis} in common"))
     axes.set_ylabel("IQM of normalized scores")
     _label_x(axes, axis)
 

@@ -150,7 +150,8 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         versions = {name: version(name) for name in VERSIONS}
         arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions, "command": command}
         folder.write_settings(entry, arguments)
-        folder.log.unlink(missing_ok=True)  # everything else is overwritten, or empty before the first step
+        for path in (folder.log, folder.last_model, folder.normalization):  # all else is overwritten, or without content yet
+            path.unlink(missing_ok=True)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model_arguments = presets.model_arguments(entry, env.action_space.shape or ())
         model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **model_arguments)

@@ -1,1 +1,0 @@
-"""Models and buffers as files that are read without running the code in them."""

@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch as th
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -160,6 +161,11 @@ def test_an_accident_gives_the_error_or_the_model_that_was_saved(dice, name, cha
 @given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(EDITS))
 def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
     outcome(change, name, change(dice, ZIPS[name]))
+
+
+def test_a_seed_beyond_64_bits_gives_the_error():
+    with pytest.raises(ModelFileError):
+        TD3X.load(io.BytesIO(with_attributes(ZIPS["sb3"], seed=10**30)))
 
 
 @few

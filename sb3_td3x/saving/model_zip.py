@@ -118,13 +118,13 @@ def load(
         state, model.noise_generator = model.noise_generator, th.Generator()
         if "noise_generator" in saved:
             model.noise_generator.set_state(th.from_numpy(state.copy()))
+        elif changes.get("seed") is None:
+            model._seed_noise(model.seed)
     del model._loading, model._loaded_tensors
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:
         model.set_random_seed(model.seed)
-    elif "noise_generator" not in saved:
-        model._seed_noise(model.seed)
     return model
 
 

@@ -169,9 +169,9 @@ class TestBadInput:
         with pytest.raises(ValueError, match="needs onnxscript: pip install onnxscript"):
             model().export_onnx(tmp_path / "model.onnx")
 
-    def test_a_missing_folder_is_named(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
-            model().export_onnx(tmp_path / "nowhere" / "model.onnx")
+    def test_a_missing_folder_is_made(self, tmp_path):
+        model().export_onnx(tmp_path / "new" / "folder" / "model.onnx")
+        assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["model.onnx"]
 
     def test_a_wrapper_around_the_normalization_is_refused(self, tmp_path):
         algorithm = model(VecFrameStack(VecNormalize(DummyVecEnv([LineEnv])), 2))

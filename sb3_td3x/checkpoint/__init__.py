@@ -2,7 +2,8 @@
 Runs that survive being killed.
 
 ``save_run`` writes a checkpoint, ``resume_run`` continues from one, ``TD3XCheckpointCallback`` saves while training.
-Below them: ``store`` (the folder), ``replay`` (transitions), ``env_state``, ``callback_state`` and ``log_state``.
+Below them: ``store`` (the folder, and when a checkpoint is whole), ``replay`` (transitions), ``env_state``,
+``callback_state`` and ``log_state``.
 """
 
 from sb3_td3x.checkpoint.callback import TD3XCheckpointCallback

@@ -108,9 +108,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
         return self.model.train_freq  # type: ignore[return-value]  # since the model was set up
 
     def _is_good_moment(self, waited: int) -> bool:
-        until_next = self._train_freq.frequency  # with episodes every rollout starts with one
-        at_start = np.all(self.model._last_episode_starts)
-        return bool(not self._waits or at_start or waited + until_next >= self.save_freq)
+        at_start = np.all(self.model._last_episode_starts)  # always, with train_freq in episodes
+        return bool(not self._waits or at_start or waited + self._train_freq.frequency >= self.save_freq)
 
     def _save(self) -> None:
         due_at, self._due_at = self._due_at, None  # as the checkpoint is to hold it

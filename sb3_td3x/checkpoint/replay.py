@@ -39,7 +39,7 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
     :param folder: of the chunks
     :param previous: what this very buffer was last saved as or loaded from; if it is empty, everything is written
     :param new_rows: steps that were added since
-    :return: plain values that describe the buffer: its layout, ``added``, the number of transitions so far, and ``chunks``
+    :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
@@ -74,11 +74,11 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
             rows = files.read_arrays(path)
         except ValueError as error:
             raise CheckpointError(path, f"cannot be read: {error}") from error
-        numbers = np.arange(max(first, oldest), last)
+        start = max(first, oldest)
         for name, array in memory.items():
             if name not in rows or rows[name].shape != (last - first, *array.shape[1:]) or rows[name].dtype != array.dtype:
                 raise CheckpointError(path, f"holds {name} of another shape or type")
-            array[numbers % buffer.buffer_size] = rows[name][last - first - len(numbers) :]
+            array[np.arange(start, last) % buffer.buffer_size] = rows[name][start - first :]
     buffer.pos, buffer.full = added % buffer.buffer_size, added >= buffer.buffer_size
 
 

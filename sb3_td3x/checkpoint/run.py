@@ -76,9 +76,9 @@ def save_run(
     if model._on_resume is not None or model._env_hooks != hook_uses(env):
         raise ValueError("learn has not begun with these environments, which have no state to save: save in or after it")
     store = Store(Path(folder).resolve())
-    saves = _saves.setdefault(model, {})
-    save = saves.get(store.folder, _Save())
-    with store.adding(name_prefix, model.num_timesteps, save.newest) as (partial, complete), explained_deaths(env):
+    last_saves = _last_saves.setdefault(model, {})
+    last = last_saves.get(store.folder, _LastSave())
+    with store.adding(name_prefix, model.num_timesteps, last.newest) as (partial, complete), explained_deaths(env):
         model.save(partial / MODEL)
         environments = env_state.get(env)
         environments["complete"] &= model._last_obs is not None  # `None`: `learn` has ended inside a step
@@ -99,14 +99,14 @@ def save_run(
         manifest: dict[str, Any] = {
             "total": model._total_timesteps,
             "updates": model._n_updates,
-            "replay": _save_buffer(model, store, partial, save) if with_replay_buffer else {},
+            "replay": _save_buffer(model, store, partial, last) if with_replay_buffer else {},
             "logs": log_state.lengths(model.logger, env, store.folder),
             "machine": _machine(model),
             "resumed": model.resumptions,
             "inside rollout": model._is_inside_rollout,
         }
         checkpoint = complete(manifest)
-        saves[store.folder] = _Save(save.newest + 1, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
+        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
         store.prune(keep_last)
     return checkpoint
 
@@ -157,14 +157,15 @@ def resume_run(
         if saved.manifest["inside rollout"]:
             problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
     newest = store.checkpoints()[-1].manifest["number"]
-    _saves[model] = {store.folder: _Save(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)}
+    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)
+    _last_saves[model] = {store.folder: last}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
 
 
 @dataclass(frozen=True)
-class _Save:
-    """What a model knows of a folder of checkpoints."""
+class _LastSave:
+    """What a model was last saved as, or resumed from, in a folder."""
 
     newest: int = 0  # number of the newest checkpoint when the model was last saved or resumed
     replay: dict[str, Any] = field(default_factory=dict)  # what its replay buffer was saved as or loaded from then
@@ -172,7 +173,7 @@ class _Save:
     rows: int = 0  # `model._rows_stored` then
 
 
-_saves: WeakKeyDictionary[Resumable, dict[Path, _Save]] = WeakKeyDictionary()
+_last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -193,7 +194,7 @@ def _env_of(model: Resumable) -> VecEnv:
     return env
 
 
-def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save) -> dict[str, Any]:
+def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) -> dict[str, Any]:
     buffer = model.replay_buffer
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
     rows = max(model.buffer_size // buffer.n_envs, 1)
@@ -203,8 +204,8 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, save: _Save) -> d
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    is_same = save.buffer is not None and save.buffer() is buffer
-    return replay.save(buffer, store.chunks, save.replay if is_same else {}, model._rows_stored - save.rows)
+    is_same = last.buffer is not None and last.buffer() is buffer
+    return replay.save(buffer, store.chunks, last.replay if is_same else {}, model._rows_stored - last.rows)
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, and the SIGTERM of a cluster."""
+"""Signals that ask a run to stop: Ctrl-C, and the SIGTERM of a cluster. A study handles its own (``cli/study.py``)."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         stop()
-        if not is_child and signal.getsignal(signal.SIGINT) is receive:
+        if signal.getsignal(signal.SIGINT) is receive:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with suppress(OSError):
                 os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice

@@ -309,15 +309,13 @@ def _write_buffers(
     for holder, originals in before:
         for name, tensor in holder.items():
             original = originals.get(name)
-            stand_in = None if original is None else stand_ins[id(original)]
-            if isinstance(original, nn.Parameter) or stand_in is None:
+            stand_in = stand_ins.get(id(original))
+            if stand_in is None or isinstance(original, nn.Parameter):
                 is_same = tensor is stand_in
-            else:
-                is_same = tensor is not None and (tensor.shape, tensor.dtype) == (stand_in.shape, stand_in.dtype)
+            elif is_same := tensor is not None and (tensor.shape, tensor.dtype) == (stand_in.shape, stand_in.dtype):
+                inputs[id(original)].copy_(tensor.detach())
             if not is_same:
                 raise ValueError(f"a layer changes what its buffer or parameter {name!r} is")
-            if original is not None and not isinstance(original, nn.Parameter):
-                inputs[id(original)].copy_(tensor.detach())
 
 
 @contextmanager

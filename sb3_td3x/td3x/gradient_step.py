@@ -116,8 +116,7 @@ class PolicyTensors:
         self.modules = list(policy.modules())
         # Their forward pass may use numbers that they hold. The policy itself is not called in an update
         self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
-        self.buffers = dict(policy.named_buffers())
-        self.named = {**dict(policy.named_parameters()), **self.buffers}
+        self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         self.critic_parameters = list(policy.critic.parameters())
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
@@ -237,7 +236,7 @@ class GradientStep:
 
         Buffers change in forward passes. The critics have moved before the actor's gradient is known to be finite.
         """
-        holders = [module._buffers for module in self.tensors.modules if module._buffers] if self.tensors.buffers else []
+        holders = [module._buffers for module in self.tensors.modules if module._buffers]
         buffers = [(holder, dict(holder)) for holder in holders]
         saved = [buffer for _, kept in buffers for buffer in kept.values() if buffer is not None]
         optimizer = self.policy.critic.optimizer
@@ -286,7 +285,7 @@ def _fused_adam(optimizers: Sequence[th.optim.Optimizer]) -> Iterator[None]:
         for optimizer in optimizers
         if type(optimizer) in (th.optim.Adam, th.optim.AdamW)
         for group in optimizer.param_groups
-        if not any(group.get(name) is not None and group[name] is not False for name in ("capturable", "differentiable"))
+        if not (group.get("capturable") or group.get("differentiable"))
         and group.get("fused") is None
         and group.get("foreach") is None
         and all(parameter.device.type == "cpu" for parameter in group["params"])

@@ -1,7 +1,6 @@
 """``TD3X``: SB3's off-policy algorithm around the gradient step of ``gradient_step.py``."""
 
 import math
-import operator
 import pathlib
 import time
 import warnings
@@ -131,7 +130,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
-    _checked_settings: list[Any] | None = None  # at the last check; `None` before the model is built
+    _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
     _is_refilling = False  # while the replay buffer holds too little to train on
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
     _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what SB3's `load` passes on to `set_parameters` then
@@ -295,7 +294,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             )
         if self.n_steps > 1:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        self._checked_settings = [getattr(self, name) for name in CHECKS]
+        self._checked_settings = {name: getattr(self, name) for name in CHECKS}
 
     def _choose_classes(self) -> None:
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""
@@ -306,7 +305,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _check_settings(self) -> None:
         """Check the settings edited since the last call; an edited ``learning_rate`` or ``train_freq`` takes effect."""
         before = self._checked_settings
-        if before is not None and all(map(operator.is_, before, [getattr(self, name) for name in CHECKS])):
+        if before is not None and all(value is getattr(self, name) for name, value in before.items()):
             return
         for name, check in CHECKS.items():
             setattr(self, name, check(name, getattr(self, name)))
@@ -314,16 +313,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
         if before is None:
             return
-        built = dict(zip(CHECKS, before, strict=True))
         for name in ("buffer_size", "optimize_memory_usage", "n_quantiles"):
-            if (value := getattr(self, name)) != built[name]:
-                raise ValueError(f"{name} cannot be changed from {built[name]!r} to {value!r}: give it to TD3X(...) or load")
-        if self.n_steps != built["n_steps"]:
+            if (value := getattr(self, name)) != before[name]:
+                raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
+        if self.n_steps != before["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
-        if self.learning_rate != built["learning_rate"]:
+        if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
         self._convert_train_freq()
-        self._checked_settings = [getattr(self, name) for name in CHECKS]
+        self._checked_settings = {name: getattr(self, name) for name in CHECKS}
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -513,7 +511,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
     ) -> None:
         normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
-        if normalization is None or not self._is_env_used_by_others():
+        if normalization is None or not self._is_env_used_by_others():  # else it is not stored
             transitions.check_transition(buffer_action, new_obs, reward, infos, normalization, when)
             self._statistics.keep()
             if getattr(self.policy, "normalize_observations", False):
@@ -633,7 +631,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             and ``VecFrameStack`` are not part of the graph, which takes their observations
         :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
             wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
-        :raises FileNotFoundError: if the folder of ``path`` does not exist
         """
         onnx.export_onnx(self, path, env)
 

@@ -136,8 +136,8 @@ def averages_table() -> str:
 
 
 def values_table() -> str:
-    """What critics promise and what their actor earns, without noise and with that of training, as Markdown."""
-    heads = ("run", "steps", "return", "promised", "earned", "difference", "difference with noise")
+    """Values of the critics and discounted returns of their actor, without noise and with that of training, as Markdown."""
+    heads = ("run", "steps", "return", "value", "discounted return", "difference", "difference with noise")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for path in sorted(VALUES.glob("*.json")):
         facts = json.loads(path.read_text())

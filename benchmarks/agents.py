@@ -26,10 +26,10 @@ AGENTS = Path(__file__).parent.parent / "agents"
 SEED = 1_000
 HEAD = """# Trained agents
 
-The best actor of one run per task, by its evaluations. `td3x enjoy agents/Walker2DBulletEnv-v0` plays one. The score
+The best actor of one run per task, by its evaluations. `td3x enjoy agents/Walker2DBulletEnv-v0` shows one. The score
 is the mean return of fresh episodes without noise, ± the standard deviation over them. It is that of one selected actor: the
-[benchmark results](../docs/results.md) say what to expect of a run. The settings are candidates for the preset: see
-"Longer runs" in the [ablations](../docs/ablations.md). The models contain actors only and cannot be trained on.
+[benchmark results](../docs/results.md) say what to expect of a run. The settings need `benchmarks/held.patch`: see
+[longer runs](../docs/ablations.md#longer-runs). The models contain actors only and cannot be trained on.
 
 | task | score | episodes | setting and seed of the run | steps | SHA-256 of the model |
 |---|---|---|---|---|---|

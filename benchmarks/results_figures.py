@@ -183,7 +183,7 @@ def draw(found: Runs, out: Path) -> None:
     for axes in panels[:, 0]:
         axes.set_ylabel("return per episode")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    panels[0, 1].legend(handles, labels, frameon=False, loc="lower right")
+    figure.legend(handles, labels, frameon=False, loc="outside upper center", ncols=3)
     figure.savefig(out)
 
 

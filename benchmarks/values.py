@@ -1,5 +1,5 @@
 """
-Compare what a run's critics promise with what its last actor earns: above is overestimation, below is pessimism.
+Compare the values of a run's critics with the discounted returns of its last actor: higher values are overestimation.
 
 For each step of fresh episodes, the mean of all critics and quantiles at the action taken, and the discounted sum of the
 rewards from there on. Writes one JSON per run.

@@ -1,5 +1,5 @@
 """
-Run an exported walker with NumPy, onnxruntime and PyBullet alone.
+Run an exported walker with onnxruntime and Gymnasium, without torch.
 
 `td3x export RUN --onnx walker.onnx` creates the file.
 """

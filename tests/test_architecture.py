@@ -1,4 +1,4 @@
-"""The package is ten rooms; imports go down only, importing is cheap, and nothing runs or unpickles text freely."""
+"""The package is ten subpackages; imports go down only, importing is cheap, and nothing runs or unpickles text freely."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "sb3_td3x"
 REFERENCE = PACKAGE.parent / "docs" / "api"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
-# From the lowest floor up: a module may import its own room and those on lower floors
+# From the lowest floor up: a module may import its own subpackage and those on lower floors
 FLOORS = [
     {"errors", "version"},
     {"common"},
@@ -20,15 +20,15 @@ FLOORS = [
     {"cli"},
     {"__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {subpackage: number for number, subpackages in enumerate(FLOORS) for subpackage in subpackages}
 
 
-def room_of(path):
+def subpackage_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported(path):
-    """(top-level package, room of ours) for every import, also inside functions."""
+    """(top-level package, subpackage of ours) for every import, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name.split(".")[0], None) for alias in node.names)
@@ -42,15 +42,15 @@ def imported(path):
                 yield from (("sb3_td3x", alias.name) for alias in node.names)
 
 
-def test_every_module_is_in_a_room():
-    assert {room_of(path) for path in FILES} - {"__init__"} == FLOOR.keys()
+def test_every_module_is_in_a_subpackage():
+    assert {subpackage_of(path) for path in FILES} - {"__init__"} == FLOOR.keys()
 
 
 def test_imports_go_down_only():
     for path in FILES:
-        importing = room_of(path)
-        for _, room in imported(path) if importing != "__init__" else ():
-            assert room in (None, importing) or FLOOR[room] < FLOOR[importing], f"{path} imports {room}"
+        importing = subpackage_of(path)
+        for _, subpackage in imported(path) if importing != "__init__" else ():
+            assert subpackage in (None, importing) or FLOOR[subpackage] < FLOOR[importing], f"{path} imports {subpackage}"
 
 
 def test_the_losses_need_torch_alone():

@@ -72,6 +72,7 @@ def render(run: RunDir) -> str:
         env_id=run.env_id,
         setting=f"{str(arguments.get('algo', '')).upper()} {arguments.get('setting') or ''}".strip(),
         preset=arguments.get("preset"),
+        is_changed=bool(arguments.get("overrides")),
         seed=arguments.get("seed"),
         facts=list(_facts(saved, planned, scores, log)),
         curves=[{"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))} for axis in axes],

@@ -192,7 +192,7 @@ class Updater(GradientStep):
         self, names: list[str], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
     ) -> "dict[str, _GradientProgram]":
         if not self._programs:
-            self.announce("accelerate: compiling the update, 10 to 30 s the first time, a few seconds from then on")
+            self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
         others = {"critic": [self._numbers_of(settings), noise], "actor": []}
         made = {}
         for name in names:

@@ -23,7 +23,7 @@ def main() -> None:
     try:
         register()
     except ImportError as error:
-        parser.error(f"{error}: pip install rl_zoo3")
+        parser.error(f"{error}: pip install 'rl_zoo3[plots]' requests moviepy")
     sys.argv[1:] = with_our_preset(sys.argv[2:]) if script == "train" else sys.argv[2:]
     # Importing rl_zoo3.plots imports the script; `python -m rl_zoo3.plots.all_plots` gives the same warning
     warnings.filterwarnings("ignore", "'rl_zoo3.* found in sys.modules", RuntimeWarning)

@@ -3,9 +3,11 @@
 import copy
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import resume_run, save_run
@@ -74,21 +76,28 @@ class TestAuto:
         assert switch == [max(SWITCH, saved_at - 10)]
         assert largest_difference(weights(whole), weights(resumed)) == 0
 
-    def test_ctrl_c_while_compiling_leaves_the_model_and_the_next_short_learn_alone(self, switch, monkeypatch):
-        def interrupted(*_):
-            raise KeyboardInterrupt
-
+    def test_ctrl_c_while_compiling_leaves_the_model_alone(self, switch, monkeypatch):
         algorithm = model().learn(10 + SWITCH)
         before = weights(algorithm)
         with monkeypatch.context() as patch:
-            patch.setattr("torch._inductor.compile", lambda *_, **__: interrupted())
+            patch.setattr("torch._inductor.compile", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 algorithm.train(1, 8)
         assert largest_difference(before, weights(algorithm)) == 0
-        algorithm.train(SWITCH - 1, 8)
-        assert switch == [SWITCH]
         algorithm.train(2, 8)
         assert switch == [SWITCH, SWITCH]
+
+    def test_stays_plain_where_something_keeps_changing(self, monkeypatch):
+        monkeypatch.setattr(compiled, "SWITCH_AFTER", 0)
+        monkeypatch.setattr(compiled, "MOST_PROGRAMS", 4)
+        algorithm = model(policy_kwargs={"activation_fn": nn.LeakyReLU}).learn(15)
+        slopes = [layer for layer in algorithm.policy.modules() if isinstance(layer, nn.LeakyReLU)]
+        for number in range(4):
+            for layer in slopes:
+                layer.negative_slope = 0.1 * number
+            algorithm.train(2, 8)
+        assert algorithm._updater.programs_made == 4
+        assert "keeps changing" in algorithm._updater._declined
 
     def test_stays_plain_without_a_compiler(self, monkeypatch):
         monkeypatch.setattr(compiled, "_has_compiler", lambda: False)

@@ -241,6 +241,10 @@ class TestAChosenFolder:
         with pytest.raises(OSError, match="full"):
             experiment.train(run)
         assert run.folder.model_normalization() == run.folder.normalization
+        statistics = run.folder.normalization.rename(tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match=r"lacks the statistics of VecNormalize \(vecnormalize.pkl\)"):
+            run.folder.model_normalization()
+        statistics.rename(run.folder.normalization)
         again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), run.folder.path)
         again.resources.close()
         assert not run.folder.normalization.exists()  # with which td3x eval would show the new run's model

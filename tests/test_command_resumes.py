@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -166,6 +167,23 @@ class TestFinished:
         assert experiment.train(run)
         assert run.folder.scores()[0].tolist() == [200, 300]
         assert len(finished.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
+
+    def test_the_checkpoint_that_was_chosen_stays_so_after_a_kill(self, finished, monkeypatch):
+        run = experiment.resume(finished, checkpoint=200)
+        monkeypatch.setattr(run.model, "train", Mock(side_effect=OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            experiment.train(run)
+        again = experiment.resume(finished)
+        again.resources.close()
+        assert again.model.num_timesteps == 200
+
+    def test_the_device_may_be_another(self, finished, called):
+        finished.write_settings(finished.config(), {**finished.arguments(), "device": "cuda:7"})
+        arguments = ("train", "--resume", finished.path, "--steps", 350)
+        code, printed = called(*arguments)
+        assert (code, "no device 'cuda:7'" in printed) == (2, True)
+        assert called(*arguments, "--device", "cpu")[0] == 0
+        assert TD3X.load(finished.last_model).num_timesteps == 350
 
 
 def test_what_ended_a_run_is_told_even_if_its_model_cannot_be_saved_then(tmp_path, monkeypatch):

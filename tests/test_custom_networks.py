@@ -240,6 +240,18 @@ def test_a_hook_on_a_gradient_is_called_whatever_the_path():
     assert len(calls) == 2
 
 
+def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
+    algorithm, calls = ready("auto"), []
+    algorithm._updates_since_load = compiled.SWITCH_AFTER
+    train_on(algorithm, range(2))
+    assert algorithm._updater.programs_made == 2
+    algorithm.critic.qf0.register_forward_hook(lambda *_: calls.append(1))
+    train_on(algorithm, range(2))
+    assert len(calls) >= 2
+    assert "a layer has a hook" in algorithm._updater._declined
+
+
 def test_a_replaced_step_of_an_optimizer_is_called_at_every_update():
     algorithm, calls = ready("plain"), []
     step = algorithm.critic.optimizer.step

@@ -213,7 +213,7 @@ class TestAnEpisodeThatIsCut:
         with pytest.raises(RuntimeError, match="first episode"):
             model(env, **settings, learning_starts=100).learn(240)
 
-    def test_episodes_that_never_end_warn(self):
+    def test_episodes_that_never_end_warn(self, tmp_path):
         class EndlessGoalEnv(CountingGoalEnv):
             def __init__(self):
                 super().__init__()
@@ -225,6 +225,10 @@ class TestAnEpisodeThatIsCut:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(990)
+            algorithm = model(CountingGoalEnv(), **settings).learn(110)
+            algorithm.save(tmp_path / "model")
+            loaded = TD3X.load(tmp_path / "model", env=CountingGoalEnv(), learning_starts=0)
+            assert loaded.learn(30, reset_num_timesteps=False)._n_updates > algorithm._n_updates
 
     def test_continues_where_nothing_was_reset(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)

@@ -99,6 +99,16 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.state\.pkl is not a file.*checkpoint=80"):
             resume_run(folder, seeded())
 
+    def test_of_two_with_as_many_steps_the_whole_one_is_resumed(self, saved, tmp_path):
+        folder = self.copy(saved, tmp_path)
+        stopped_at_once = TD3XCheckpointCallback(20, folder)
+        stopped_at_once.save_and_stop()
+        resume_run(folder, seeded()).learn(120, stopped_at_once, resume=True)
+        (folder / "td3x_100_steps_again" / "model.zip").write_bytes(b"")
+        with pytest.raises(CheckpointError, match="checkpoint=100"):
+            resume_run(folder, seeded())
+        assert resume_run(folder, seeded(), checkpoint=100).num_timesteps == 100
+
     def test_a_folder_that_a_file_browser_left_in_a_checkpoint_is_no_damage(self, saved, tmp_path):
         folder = self.copy(saved, tmp_path)
         (folder / "td3x_100_steps" / ".ipynb_checkpoints").mkdir()

@@ -122,6 +122,21 @@ class TestNoiseOfTheUsersOwn:
         assert values[600] == values[10] == values[1]
         assert len(values[1]) == 600
 
+    def test_a_callback_finds_it_where_learn_begins(self):
+        class Anneals(BaseCallback):
+            def _init_callback(self):
+                found.append(self.model.action_noise)
+                self.model.action_noise = None
+
+            def _on_step(self):
+                return True
+
+        algorithm, found = model(action_noise=(noise := NormalActionNoise(np.zeros(1), np.ones(1)))), []
+        algorithm.learn(5).learn(5, Anneals(), reset_num_timesteps=False)
+        assert found == [noise]
+        assert algorithm.action_noise is None
+        assert "reset" not in vars(noise)
+
     def test_correlated_noise_starts_again_with_an_episode_and_with_a_run(self):
         algorithm = model(LineEnv(length=20), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(30)
         assert max(abs(algorithm.action_noise.given[step]) for step in (0, 20)) < 0.15  # one step from 0

@@ -38,6 +38,12 @@ def rescaled():
     return gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1)
 
 
+def test_an_environment_without_a_name_needs_an_entry_named_default(tmp_path):
+    (tmp_path / "own.yml").write_text("Pendulum-v1: {gamma: 0.9}")
+    with pytest.raises(ValueError, match=r"no entry for an environment without a name and none named default"):
+        TD3X.from_preset(LineEnv(), str(tmp_path / "own.yml"))
+
+
 def test_a_name_takes_the_hyperparameters_of_its_entry():
     model = TD3X.from_preset("MountainCarContinuous-v0", **SMALL)
     assert isinstance(model.action_noise, OrnsteinUhlenbeckActionNoise)

@@ -91,7 +91,10 @@ class TestNumbers:
     def test_noise_of_each_kind(self):
         assert noise_std(None) == 0
         normal = NormalActionNoise(np.zeros(2), np.array([0.1, 0.3]))
-        assert noise_std(normal) == noise_std(VectorizedActionNoise(normal, 3)) == pytest.approx(0.2)
+        assert [noise_std(normal), noise_std(VectorizedActionNoise(normal, 3))] == pytest.approx([0.2, 0.2])
+        for noise, std in zip((several := VectorizedActionNoise(normal, 2)).noises, (0.1, 0.5), strict=True):
+            noise._sigma = np.full(2, std)
+        assert noise_std(several) == pytest.approx(0.3)
         correlated = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.2), theta=0.5, dt=0.2)
         np.random.seed(0)
         assert noise_std(correlated) == pytest.approx(np.std([correlated() for _ in range(40_000)]), rel=0.03)

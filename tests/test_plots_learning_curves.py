@@ -72,6 +72,22 @@ class TestReading:
         (run := runs[1].path / SCORES).write_text("timesteps,mean_return,std_return,wall_seconds\n")
         assert [run.seed for run in scores.read([run])] == [1]
 
+    def test_runs_that_have_no_evaluation_yet_are_left_out_if_others_have_one(self, tmp_path):
+        run, begun = evaluated(tmp_path, 3), RunDir.create(tmp_path, "Hopper-v0")
+        begun.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": 4})
+        for paths in ([tmp_path], [run.path, begun.path]):
+            assert [found.seed for found in scores.read(paths)] == [3]
+
+    def test_the_tables_of_a_studys_removed_runs_count_and_its_summary_does_not(self, tmp_path):
+        for seed in range(2):
+            table(tmp_path / "returns" / f"td3x_default_Hopper-v0_s{seed}.csv", seed=seed)
+        table(tmp_path / "summary.csv", values=(5,))
+        evaluated(tmp_path, 0).path.rename((tmp_path / "runs").mkdir() or tmp_path / "runs" / "td3x_default_Hopper-v0_s0")
+        found = sorted(scores.read([tmp_path]), key=lambda run: run.seed)
+        assert [(run.seed, run.steps.tolist()) for run in found] == [(0, [1]), (1, [100, 200, 300])]
+        shutil.rmtree(tmp_path / "runs")
+        assert [run.steps.tolist() for run in scores.read([tmp_path])] == [[100, 200, 300]] * 2
+
     def test_a_run_whose_settings_are_missing_is_named(self, tmp_path):
         run = evaluated(tmp_path, 0)
         shutil.rmtree(run.settings)
@@ -85,10 +101,12 @@ class TestReading:
             {"tau": 0.005},
             {"tau": 0.01, "n_envs": 2},
             {"tau": 0.005, "policy_kwargs": {"net_arch": [8]}},
+            {"tau": 0.005},
         ]
         for seed, config in enumerate(configs):
-            run = RunDir.create(tmp_path, "E-v0")
-            run.write_settings(config, {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": seed})
+            run, env_kwargs = RunDir.create(tmp_path, "E-v0"), {"g": 1.0} if seed == 4 else None
+            arguments = {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": seed, "env_kwargs": env_kwargs}
+            run.write_settings(config, arguments)
             np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
         runs = scores.read(sorted((tmp_path / "td3x").iterdir()))
         assert [run.label for run in runs] == [
@@ -96,6 +114,7 @@ class TestReading:
             "TD3X default tau=0.005",
             "TD3X default tau=0.01 n_envs=2",
             "TD3X default tau=0.005 policy_kwargs.net_arch=[8]",
+            "TD3X default tau=0.005 env_kwargs.g=1.0",
         ]
 
     def test_a_run_without_evaluations_says_when_the_first_comes(self, tmp_path, called):

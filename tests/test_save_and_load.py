@@ -1,5 +1,6 @@
 """What is saved comes back, files of earlier versions stay readable, and what is no model is refused with a reason."""
 
+import copy
 import io
 import json
 import threading
@@ -164,6 +165,10 @@ def test_the_parameters_and_the_policy_alone(saved, tmp_path):
     other = model(seed=1)
     other.set_parameters(algorithm.get_parameters())
     assert largest_difference(weights(other), weights(algorithm)) == 0
+    moments = algorithm.get_parameters()["critic.optimizer"]["state"][0]
+    before = copy.deepcopy(moments)
+    other.learn(30)
+    assert all(th.equal(moments[name], before[name]) for name in moments)  # SB3's models share them from then on
     algorithm.policy.save(tmp_path / "policy.pth")
     policy = TD3XPolicy.load(tmp_path / "policy.pth")
     np.testing.assert_array_equal(policy.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from sb3_td3x import presets
 from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
@@ -110,10 +111,13 @@ class TestFile:
         code, printed = called("study", tmp_path / "bad.yml")
         assert (code, printed.count("\n")) == (2, 1)
 
-    def test_jobs_are_not_for_ray(self, tmp_path, called):
+    @pytest.mark.parametrize(
+        "options", [["--ray", "local", "--jobs", 2], ["--only", 1, "--jobs", 2], ["--only", 1, "--ray", "local"]]
+    )
+    def test_jobs_ray_and_only_exclude_each_other(self, options, tmp_path, called):
         study(tmp_path / "s.yml")
-        code, printed = called("study", tmp_path / "s.yml", "--ray", "local", "--jobs", 2, "--out", tmp_path / "out")
-        assert (code, "--jobs is for this machine" in printed) == (2, True)
+        code, printed = called("study", tmp_path / "s.yml", *options, "--out", tmp_path / "out")
+        assert (code, "give one of --jobs, --ray and --only" in printed) == (2, True)
 
     @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
     def test_a_cluster_that_does_not_answer_is_said_not_to(self, address):
@@ -226,6 +230,16 @@ class TestResuming:
         assert made(runs, tmp_path)[run.name].is_finished
         assert StudyFolder.at(tmp_path).table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
 
+    def test_a_run_that_is_killed_before_its_last_score_is_in_its_table_makes_it_again(self, tmp_path):
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        made(runs, tmp_path)
+        folder = StudyFolder.at(tmp_path)
+        folder.table(run).unlink()
+        scores = folder.run(run) / "scores.csv"
+        scores.write_text("\n".join([*scores.read_text().splitlines()[:-1], ""]))
+        assert made(runs, tmp_path)[run.name].is_finished
+        assert folder.table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
+
     def test_what_was_left_before_the_first_checkpoint_starts_again(self, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"
@@ -269,6 +283,11 @@ class TestResuming:
         table = StudyFolder.at(tmp_path).table(run)
         with pytest.raises(ValueError, match=rf"remove that folder and its table {table}$"):  # else it counts as made
             check(changed, StudyFolder.at(tmp_path))
+        preset = {"Pendulum-v1": {**RunDir.open(StudyFolder.at(tmp_path).run(run)).config(), "tau": 0.125}}
+        monkeypatch.setattr(presets, "load", lambda name, env: dict(preset[env]))
+        with pytest.raises(ValueError, match=r"was begun with tau None, not 0.125"):  # it was edited
+            check(runs, StudyFolder.at(tmp_path))
+        monkeypatch.undo()
         reordered = dict(reversed(SHORT["overrides"].items()))
         check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), StudyFolder.at(tmp_path))
         inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}

@@ -15,6 +15,7 @@ from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import seeded
 from tests.tools import model
+from tests.zips import with_attributes
 
 
 def forge(folder, change):
@@ -87,6 +88,17 @@ class TestAnUntrustedCheckpoint:
         resume_run(run, seeded()).learn(60, [evaluation, saving], resume=True)
         assert (saving.save_path, evaluation.log_path) == (str(run), str(run / "evaluations"))
         assert sorted(path.name for path in run.parent.iterdir()) == ["mine", "run"]
+
+    def test_does_not_say_what_of_the_model_it_restores(self, run):
+        zipped = Store(run).checkpoints()[-1].path / "model.zip"
+        zipped.write_bytes(with_attributes(zipped.read_bytes(), only_in_checkpoints=["_updates_since_load", "gamma"]))
+
+        def change(manifest, state):
+            state["model"]["gamma"] = 0.5
+            manifest["files"]["model.zip"] = files.describe(zipped)
+
+        forge(run, change)
+        assert resume_run(run, seeded()).gamma != 0.5
 
     def test_that_says_to_keep_more_of_a_log_than_there_is_keeps_all(self, run):
         forge(run, lambda manifest, state: manifest["logs"].update({"progress.csv": 10**15}))

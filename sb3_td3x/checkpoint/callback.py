@@ -8,7 +8,7 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.checkpoint.run import save_run
-from sb3_td3x.checkpoint.store import Checkpoint, require_prefix
+from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable, StopTraining
 from sb3_td3x.common.validation import check_int
@@ -82,6 +82,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
         self._saved_at, self._began_at = -1, self.model.num_timesteps
+        if any(saved.steps > self._began_at for saved in Store(Path(self.save_path)).checkpoints()):
+            self._due_at = self.n_calls  # an older one was chosen: from now on the newest, so that it is resumed after a kill
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:

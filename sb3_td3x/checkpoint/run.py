@@ -87,7 +87,7 @@ def save_run(
             "env": environments,
             "callbacks": callback_state.state(callbacks),
             "log": log_state.unwritten(model.logger),
-            "model": {name: getattr(model, name) for name in model.only_in_checkpoints},
+            "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
         }
         try:
             (partial / STATE).write_bytes(safe_pickle.dumps(state))
@@ -144,7 +144,7 @@ def resume_run(
         raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(saved.path / MODEL))
     model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)
     with _as_checkpoint_error(saved.path / STATE):
-        vars(model).update({name: state["model"][name] for name in model.only_in_checkpoints})
+        vars(model).update({name: state["model"][name] for name in type(model).only_in_checkpoints})
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]

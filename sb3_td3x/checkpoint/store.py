@@ -82,10 +82,12 @@ class Store:
             if steps is None and damaged:  # nobody knows which checkpoint is the newest
                 raise damaged[0]
             if candidates:
-                candidates[-1].check()
-                return candidates[-1]
+                chosen = (steps is not None and _last_whole(candidates)) or candidates[-1]  # of two alike one may be damaged
+                chosen.check()
+                return chosen
         except CheckpointError as error:
-            raise CheckpointError(error.path, error.problem, _last_whole(readable)) from error
+            last = _last_whole(readable)
+            raise CheckpointError(error.path, error.problem, last.steps if last else None) from error
         there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
         which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
         inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).holds_any()]
@@ -202,10 +204,10 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
     return Checkpoint(folder, manifest)
 
 
-def _last_whole(checkpoints: list[Checkpoint]) -> int | None:
-    """Steps of the newest checkpoint of which every file is as it was written."""
+def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The newest checkpoint of which every file is as it was written."""
     for checkpoint in reversed(checkpoints):
         with suppress(CheckpointError):
             checkpoint.check()
-            return checkpoint.steps
+            return checkpoint
     return None

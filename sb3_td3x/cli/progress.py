@@ -99,5 +99,4 @@ class ShowProgress(BaseCallback):
     def _rate(self) -> float:
         """Steps per second of this process, as SB3's ``time/fps``."""
         model = self.run.model
-        seconds = (time.time_ns() - model.start_time) / 1e9
-        return (model.num_timesteps - model._num_timesteps_at_start) / max(seconds, 1e-9)
+        return (model.num_timesteps - model._num_timesteps_at_start) / ((time.time_ns() - model.start_time) / 1e9)

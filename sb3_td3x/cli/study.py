@@ -36,6 +36,8 @@ def command(
 
     place = (out or Path("studies") / file.stem).resolve()
     runs = study.read(file)
+    if [ray, jobs, only].count(None) < 2:
+        raise ValueError("give one of --jobs, --ray and --only: a cluster's cores say how many runs it makes; --only is one")
     if only is not None and only >= len(runs):
         raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
     runs = runs if only is None else [runs[only]]
@@ -54,8 +56,6 @@ def command(
         console.print(f"done: {folder.table(run)}")
         return
     threads = max(run.options.get("threads", 1) for run in runs)
-    if ray is not None and jobs is not None:
-        raise ValueError("--jobs is for this machine: how many runs a cluster makes at a time depends on its cores")
     runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"

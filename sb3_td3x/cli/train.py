@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OPTIONAL = {"matplotlib": "plot of the scores", "tensorboard": "TensorBoard events"}
 """Packages, and what a run lacks without them."""
-WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "video", "verbose", "track"}
+WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "device", "video", "verbose", "track"}
 """Options that ``--resume`` allows; the run's folder holds the others."""
 
 
@@ -60,7 +60,7 @@ def command(
         folder = RunDir.open(resume)  # before torch is imported, so that an error appears at once
         from sb3_td3x.runs import experiment
 
-        run = experiment.resume(folder, steps, checkpoint, trust)
+        run = experiment.resume(folder, steps, checkpoint, trust, device=device if "device" in chosen else None)
     elif env is None:
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:

@@ -168,13 +168,13 @@ class Resumable(OffPolicyAlgorithm):
             self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         continues_episode = not reset_num_timesteps and self._last_obs is not None
-        if continues_episode and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
-            self.__dict__["action_noise"] = None  # otherwise SB3 restarts correlated noise inside the episode
+        if continues_episode and noise is not None and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
+            vars(noise)["reset"] = lambda: None  # otherwise SB3 restarts correlated noise inside the episode
         try:
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         finally:
-            if self.action_noise is None:
-                self.__dict__["action_noise"] = noise
+            if noise is not None:
+                vars(noise).pop("reset", None)
             self._custom_logger = has_logger
         self._is_stored = True
         self._stops_before_next_step = self._is_inside_rollout = False

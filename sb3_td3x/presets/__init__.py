@@ -82,7 +82,7 @@ def load(name: str, env_id: str) -> dict[str, Any]:
     entries = table(name)
     entry = entries.get(env_id) or entries.get(env_id.rpartition(":")[2]) or entries.get("default")
     if entry is None:
-        raise ValueError(f"{name} has no entry for {env_id} and none named default")
+        raise ValueError(f"{name} has no entry for {env_id or 'an environment without a name'} and none named default")
     return dict(entry)
 
 

@@ -35,18 +35,14 @@ def model_name(env_id: str) -> str:
     return f"{ALGORITHM}-{file_name(env_id.rpartition(':')[2])}"
 
 
-def _require_repository(repo_id: str) -> None:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
-        raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
-
-
 def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 1_000, trust: bool = False) -> None:
     """
     Evaluate a run's best model on fresh episodes, and write the files of its repository to a new or empty folder.
 
     :param trust: run the code that the run's files may hold; the model card then says whether loading the model does
     """
-    _require_repository(repo_id)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+        raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
     returns = play.evaluate(run, episodes, seed, "cpu", trust)
@@ -103,7 +99,6 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 
 def pull(repo_id: str, out: Path) -> RunDir:
     """Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust."""
-    _require_repository(repo_id)
     try:
         folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
     except Exception as error:  # as for an upload

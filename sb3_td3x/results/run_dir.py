@@ -87,9 +87,12 @@ class RunDir:
         raise ValueError(f"{self.path} holds no model yet")
 
     def model_normalization(self) -> Path | None:
-        """The statistics that belong to ``model``; ``None`` for a run without normalization."""
+        """The statistics that belong to ``model``; ``None`` without normalization, ``ValueError`` if they are missing."""
         paths = [self.best_normalization, self.normalization] if self.model() == self.best_model else [self.normalization]
-        return next(filter(Path.is_file, paths), None)
+        found = next(filter(Path.is_file, paths), None)
+        if found is None and self.config().get("normalize"):
+            raise ValueError(f"{self.path} lacks the statistics of VecNormalize ({paths[-1].name}) that its model needs")
+        return found
 
     def require_no_links(self) -> None:
         """``ValueError`` for a link that leads out of the folder: for runs that are not trusted and about to be written to."""

@@ -39,12 +39,13 @@ class Scores:
 
 def read(paths: Iterable[Path]) -> list[Scores]:
     """
-    The scores of all runs in some places. A place that is named twice counts once.
+    The scores of all runs in some places that have any. A place that is named twice counts once.
 
     :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
     """
     sources = {source.resolve(): source for path in paths for source in _sources(path)}
-    tables_and_runs = (of_table(path) if path.is_file() else [of_run(RunDir.open(path))] for path in sources.values())
+    ready = [path for path in sources.values() if path.is_file() or (path / EVALUATIONS).exists()] or [*sources.values()]
+    tables_and_runs = (of_table(path) if path.is_file() else [of_run(RunDir.open(path))] for path in ready)
     return _told_apart([run for runs in tables_and_runs for run in runs])
 
 
@@ -67,9 +68,10 @@ def _told_apart(runs: list[Scores]) -> list[Scores]:
 
 def _settings(scores: Scores) -> dict[str, Any]:
     """A run's hyperparameters under the names that ``--set`` has for them; none for a table's."""
-    folder = RunDir(scores.source, scores.env_id)
-    settings: dict[str, Any] = {}
-    for name, value in (folder.config() if folder.config_file.is_file() else {}).items():
+    folder, settings = RunDir(scores.source, scores.env_id), dict[str, Any]()
+    if not folder.config_file.is_file():
+        return settings
+    for name, value in {**folder.config(), "env_kwargs": folder.arguments().get("env_kwargs") or {}}.items():
         settings |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
     return settings
 
@@ -80,10 +82,10 @@ def _sources(path: Path) -> list[Path]:
         return [path.parent]
     if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
-    if runs := RunDir.inside(path):
-        return [run for run in runs if (run / EVALUATIONS).exists()] or runs
-    if tables := sorted(path.glob("*.csv")):
-        return tables
+    # Of a study, a run's table stays where its folder was removed
+    removed = [table for table in sorted(path.glob("returns/*.csv")) if not (path / "runs" / table.stem).exists()]
+    if found := RunDir.inside(path) + removed or sorted(path.glob("*.csv")):
+        return found
     raise ValueError(
         f"{path} is not a run, a study or a table of scores" if path.exists() else f"there is no folder or file {path}"
     )

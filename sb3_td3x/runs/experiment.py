@@ -5,7 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,6 +167,7 @@ def resume(
     checkpoint: int | None = None,
     trust: bool = False,
     env_kwargs: dict[str, Any] | None = None,
+    device: str | None = None,
 ) -> Run:
     """
     A run that resumes from its newest checkpoint, with the settings in its folder.
@@ -176,10 +177,12 @@ def resume(
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
         the environment the keyword arguments that the folder names, and follow links out of the folder
     :param env_kwargs: keyword arguments of the environment that need no trust, because the caller names them too
+    :param device: in place of the run's own
     :raises CheckpointError: if there is no checkpoint, or it is damaged; a ``RunLockedError`` if another process writes there
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
+    experiment = replace(experiment, device=device or experiment.device)
     is_named_too = experiment.env_kwargs == env_kwargs
     require_registered(experiment.env_id, trust, None if is_named_too else experiment.env_kwargs)
     if not trust:
@@ -214,7 +217,8 @@ def resume(
 def is_evaluated(folder: RunDir, steps: int) -> bool:
     """Whether the evaluation after so many steps was made; a run that was stopped in its last one makes it when resumed."""
     try:
-        return folder.scores()[0][-1] >= steps
+        evaluated = scores.of_run(folder)
+        return evaluated.steps[-1] >= steps and evaluated.seconds[-1] > 0  # NaN if its line, written last, is missing
     except ValueError:
         return False
 

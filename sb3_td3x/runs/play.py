@@ -36,8 +36,6 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     """
     statistics, env_kwargs = folder.model_normalization(), folder.arguments().get("env_kwargs")
     entry = {**folder.config(), "n_envs": 1}
-    if statistics is None:
-        entry["normalize"] = None
     require_registered(folder.env_id, trust, env_kwargs)
     env = open_env(folder.env_id, seed, AFTERWARDS, entry, render_mode=render_mode, env_kwargs=env_kwargs)
     if statistics is None:

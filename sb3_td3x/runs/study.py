@@ -247,19 +247,20 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
-    path, table = folder.run(run), folder.table(run)
+    path, table, asked = folder.run(run), folder.table(run), run.experiment()
     if not Store(RunDir(path, run.env).checkpoints).holds_any():
         if folder.is_finished(run):  # its folder was removed
-            planned, steps = run.experiment(), folder.progress(run).steps
-            total = planned.hyperparameters()["n_timesteps"]
-            if not total <= steps <= total + planned.eval_freq:  # the last episode, or parallel environments, make more
+            total, steps = asked.hyperparameters()["n_timesteps"], folder.progress(run).steps
+            if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
-    try:  # overrides are compared by what they make of the preset
-        experiments = Experiment.of_arguments(RunDir.open(path)), run.experiment()
-        begun, now = ({**vars(each), "overrides": "", **each.hyperparameters()} for each in experiments)
+    try:  # overrides are compared by what they made of the preset, which may have been edited since
+        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), "overrides": "", **RunDir.open(path).config()}
     except ValueError:
         return
+    now = {**vars(asked), "overrides": "", **asked.hyperparameters()}
+    if now["policy"] == "MlpPolicy":
+        now["policy"] = begun.get("policy")  # chosen by the observations
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
         also = f" and its table {table}" if folder.is_finished(run) else ""

@@ -165,7 +165,7 @@ def set_parameters(
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
     try:
-        sb3_set_parameters(source, exact_match, device)
+        sb3_set_parameters(copy.deepcopy(source), exact_match, device)  # an optimizer keeps the tensors that it is given
         for name in source:
             if isinstance(optimizer := recursive_getattr(model, name), th.optim.Optimizer):
                 _check_optimizer(name, optimizer, before[name]["param_groups"])

@@ -28,6 +28,7 @@ from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyT
 SWITCH_AFTER = 5_000
 """Plain updates that ``"auto"`` makes, since a model was constructed or loaded, before it compiles."""
 
+MOST_PROGRAMS = 20  # that ``"auto"`` makes before it stays plain
 _COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
 """The compiler that Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
 
@@ -182,15 +183,14 @@ class Updater(GradientStep):
                 self._declined = str(error)
                 self.announce(f"accelerate: plain ({error})")
                 return {}
-            except KeyboardInterrupt:
-                self.updates_made = 0  # the next short `learn` does not begin to compile at once
-                raise
             self._programs.update({(name, keys[name]): program for name, program in made.items()})
         return {name: self._programs[name, key] for name, key in keys.items()}
 
     def _make(
         self, names: list[str], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
     ) -> "dict[str, _GradientProgram]":
+        if self.accelerate == "auto" and self.programs_made >= MOST_PROGRAMS:
+            raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
         others = {"critic": [self._numbers_of(settings), noise], "actor": []}
@@ -222,6 +222,8 @@ class _GradientProgram:
         tensors = updater.tensors
         if any(parameter._backward_hooks for parameter in tensors.trained[name]):
             raise CannotAccelerate("a parameter has a hook on its gradient")
+        if any(module._forward_hooks or module._backward_hooks for module in tensors.modules):
+            raise CannotAccelerate("a layer has a hook, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         self.is_returned: list[bool] = []
@@ -368,6 +370,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         if type(value) in (bool, int, float, str)
     ]
     hooked = [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
+    hooked += [bool(module._forward_hooks or module._backward_hooks) for module in tensors.modules]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *hooked, *numbers]
 
 

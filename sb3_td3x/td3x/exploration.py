@@ -1,7 +1,7 @@
 """Exploration: noise on the actor's actions, and the number of random actions before the actor acts."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -47,13 +47,13 @@ def resolve_action_noise(
 
 
 def noise_std(action_noise: ActionNoise | None) -> float | None:
-    """Standard deviation of the (stationary) noise, averaged over the dimensions of an action; ``None`` for other classes."""
+    """Standard deviation of the (stationary) noise, averaged over environments and dimensions; ``None`` for other classes."""
     if action_noise is None:
         return 0.0
-    noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
-    if not isinstance(noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+    noises: Any = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else [action_noise]
+    if not isinstance(noise := noises[0], (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
         return None
-    sigma = float(np.mean(noise._sigma))
+    sigma = float(np.mean([each._sigma for each in noises]))
     if isinstance(noise, NormalActionNoise):
         return sigma
     kept = 1 - noise._theta * noise._dt  # share of the last value that is kept

@@ -124,7 +124,6 @@ class PolicyTensors:
         # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
         running = [[dict(network.named_buffers()) for network in pair] for pair in pairs]
         self.statistics = [[[part[name] for name in part if "running_" in name] for part in pair] for pair in running]
-        self.device = policy.device
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
@@ -159,7 +158,7 @@ class GradientStep:
         """Enclose a series of updates, most of this batch size. Between two series anything may be edited."""
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
-        precision.require_supported(self.products, self.tensors.device)
+        precision.require_supported(self.products, self.policy.device)
         self.last_good = 0
         optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []

@@ -455,7 +455,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             stored = buffer.size() * buffer.n_envs
             needed = min(self.learning_starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
             self._is_refilling = stored < needed or not transitions.can_sample(buffer)
-            if self._is_refilling and stored >= 10 * needed:
+            if self._is_refilling and stored >= 10 * max(needed, 100):
                 problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
                 warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)
         return self._is_refilling
@@ -464,21 +464,16 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         if self.qf_learning_rate is not None:
-            schedule = FloatSchedule(self.qf_learning_rate)
-            rate = check_learning_rate("qf_learning_rate", schedule(self._current_progress_remaining))
+            rate = FloatSchedule(self.qf_learning_rate)(self._current_progress_remaining)
+            check_learning_rate("qf_learning_rate", rate)
             update_learning_rate(self.critic.optimizer, rate)
             self.logger.record("train/qf_learning_rate", rate)
 
     def _update_settings(self) -> UpdateSettings:
-        return UpdateSettings(
-            self.gamma,
-            self.tau,
-            self.target_policy_noise,
-            self.target_noise_clip,
-            self.max_grad_norm,
-            check_dropped_quantiles(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1)),
-            buffers.check_prioritization(self.prioritization, type(self.replay_buffer)),
-        )
+        noise = self.target_policy_noise, self.target_noise_clip
+        drop = check_dropped_quantiles(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
+        prioritization = buffers.check_prioritization(self.prioritization, type(self.replay_buffer))
+        return UpdateSettings(self.gamma, self.tau, *noise, self.max_grad_norm, drop, prioritization)
 
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""

@@ -23,7 +23,7 @@ from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
-from sb3_td3x.results.plots import AXES, chart, plain
+from sb3_td3x.results.plots import AXES, chart, run_curve
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
 from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
 
@@ -75,7 +75,7 @@ def render(run: RunDir) -> str:
         is_changed=bool(arguments.get("overrides")),
         seed=arguments.get("seed"),
         facts=list(_facts(saved, planned, scores, log)),
-        curves=[{"title": f"Score over {AXES[axis]}", "picture": _picture(plain(scores, axis))} for axis in axes],
+        curves=[{"title": f"Score over {AXES[axis]}", "picture": _picture(run_curve(scores, axis))} for axis in axes],
         charts=list(_charts(log)),
         video=_video(run, notes),
         commands=list(_commands(run, saved, planned, arguments)),

@@ -95,7 +95,7 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     return picture
 
 
-def plain(scores: Scores, axis: str) -> Figure:
+def run_curve(scores: Scores, axis: str) -> Figure:
     """One run's learning curve without title and caption, for a page that has its own."""
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")

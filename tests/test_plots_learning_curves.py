@@ -167,7 +167,8 @@ class TestCurves:
                 table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
         picture = plots.figure(scores.read([tmp_path]), ("steps", "time"))
         assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0", "all 2 environments"] * 2
-        assert [axes.get_xlabel() for axes in picture.axes][2:4] == ["environment steps", "wall-clock time in minutes"]
+        assert [axes.get_xlabel() for axes in picture.axes][2:4] == ["environment steps", "wall-clock time"]
+        assert picture.axes[3].xaxis.get_major_formatter()(0.05, 0) == "3 s"  # six seconds in all
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
 

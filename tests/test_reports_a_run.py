@@ -86,7 +86,7 @@ def commands(page):
 class TestContent:
     def test_says_what_the_run_is_and_how_it_went(self, unfinished, page):
         text = " ".join(Parts(page).text.split())
-        assert "Line-v0 TD3X, preset default, seed 3" in text
+        assert "Line-v0 TD3X, preset default with changes, seed 3" in text
         assert "steps 240 of 400, unfinished" in text  # by the last line of the log
         steps, results = unfinished.scores()
         shown = re.search(r"best score (\S+) at (\S+) steps last score (\S+)", text)

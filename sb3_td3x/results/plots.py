@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
@@ -30,7 +30,7 @@ STYLE: Any = {
     "xtick.labelsize": 9, "ytick.labelsize": 9, "xtick.major.size": 3, "ytick.major.size": 0,
     "legend.frameon": False, "legend.fontsize": 9.5,
 }  # fmt: skip
-AXES = {"steps": "environment steps", "time": "wall-clock time in minutes"}
+AXES = {"steps": "environment steps", "time": "wall-clock time"}
 MOST_POINTS = 50  # of the interquartile mean, which is bootstrapped anew at each
 RESAMPLES = 1000
 LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width, and the letters next to the line
@@ -124,8 +124,7 @@ def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapp
     for label, look in looks.items():
         if group := [run for run in runs if run.label == label]:
             _draw_curve(axes, summary(group, axis), look)
-    axes.set_title(runs[0].env_id)
-    axes.set_ylabel("return per episode")
+    axes.set(title=runs[0].env_id, ylabel="return per episode")
     _label_x(axes, axis)
 
 
@@ -138,8 +137,9 @@ def _draw_curve(axes: Axes, curve: Curve, look: Look) -> None:
 def _label_x(axes: Axes, axis: str) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel(AXES[axis])
-    if axis == "steps":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    unit, minutes = ("s", 1 / 60) if axes.get_xlim()[1] < 2 else ("min", 1)
+    times = FuncFormatter(lambda at, _: f"{at / minutes:.3g} {unit}")
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else times)
     axes.locator_params(axis="both", nbins=6)
 
 

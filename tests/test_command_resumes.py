@@ -169,13 +169,13 @@ class TestFinished:
         assert len(finished.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
 
     def test_the_checkpoint_that_was_chosen_stays_so_after_a_kill(self, finished, monkeypatch):
-        run = experiment.resume(finished, checkpoint=200)
-        monkeypatch.setattr(run.model, "train", Mock(side_effect=OSError("killed")))
-        with pytest.raises(OSError, match="killed"):
-            experiment.train(run)
-        again = experiment.resume(finished)
-        again.resources.close()
-        assert again.model.num_timesteps == 200
+        monkeypatch.setattr(TD3X, "train", Mock(side_effect=OSError("killed")))
+        for checkpoint in (200, None):
+            run = experiment.resume(finished, checkpoint=checkpoint)
+            assert run.model.num_timesteps == 200
+            with pytest.raises(OSError, match="killed"):
+                experiment.train(run)
+        assert saved_steps(finished.checkpoints) == [300, 200]  # the newer one goes with the next save
 
     def test_the_device_may_be_another(self, finished, called):
         finished.write_settings(finished.config(), {**finished.arguments(), "device": "cuda:7"})

@@ -82,7 +82,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
         self._saved_at, self._began_at = -1, self.model.num_timesteps
-        if any(saved.steps > self._began_at for saved in Store(Path(self.save_path)).checkpoints()):
+        if any(saved.steps != self._began_at for saved in Store(Path(self.save_path)).checkpoints()[-1:]):
             self._due_at = self.n_calls  # an older one was chosen: from now on the newest, so that it is resumed after a kill
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 

@@ -70,7 +70,7 @@ class Store:
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
-        The newest checkpoint, or the newest of so many steps, checked file by file.
+        The newest checkpoint, or the newest whole one of so many steps, checked file by file.
 
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last whole checkpoint
         """

@@ -167,14 +167,14 @@ class Resumable(OffPolicyAlgorithm):
         if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
             self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
-        continues_episode = not reset_num_timesteps and self._last_obs is not None
-        if continues_episode and noise is not None and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
-            vars(noise)["reset"] = lambda: None  # otherwise SB3 restarts correlated noise inside the episode
+        is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
+        if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
+            vars(noise)["reset"] = lambda *_: None  # otherwise SB3 restarts correlated noise inside the episode
         try:
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         finally:
-            if noise is not None:
-                vars(noise).pop("reset", None)
+            if is_kept:
+                del vars(noise)["reset"]
             self._custom_logger = has_logger
         self._is_stored = True
         self._stops_before_next_step = self._is_inside_rollout = False

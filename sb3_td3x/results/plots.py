@@ -138,7 +138,7 @@ def _label_x(axes: Axes, axis: str) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel(AXES[axis])
     unit, minutes = ("s", 1 / 60) if axes.get_xlim()[1] < 2 else ("min", 1)
-    times = FuncFormatter(lambda at, _: f"{at / minutes:.3g} {unit}")
+    times = FuncFormatter(lambda at, _: f"{at / minutes:g} {unit}")
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else times)
     axes.locator_params(axis="both", nbins=6)
 

@@ -83,7 +83,7 @@ def _sources(path: Path) -> list[Path]:
     if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
     # Of a study, a run's table stays where its folder was removed
-    removed = [table for table in sorted(path.glob("returns/*.csv")) if not (path / "runs" / table.stem).exists()]
+    removed = [table for table in sorted(path.glob("returns/*.csv")) if not RunDir.is_at(path / "runs" / table.stem)]
     if found := RunDir.inside(path) + removed or sorted(path.glob("*.csv")):
         return found
     raise ValueError(

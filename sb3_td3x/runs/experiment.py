@@ -5,7 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -182,12 +182,11 @@ def resume(
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
-    experiment = replace(experiment, device=device or experiment.device)
     is_named_too = experiment.env_kwargs == env_kwargs
     require_registered(experiment.env_id, trust, None if is_named_too else experiment.env_kwargs)
     if not trust:
         folder.require_no_links()
-    require_device(experiment.device)
+    require_device(device := device or experiment.device)
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
         saved = Store(folder.checkpoints).find(checkpoint)
@@ -206,7 +205,7 @@ def resume(
         th.set_num_threads(experiment.threads)
         evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
-        model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=experiment.device)
+        model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
         if entry["n_timesteps"] != planned:
             folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
         model.set_logger(log_state.configure(folder.log))
@@ -218,7 +217,7 @@ def is_evaluated(folder: RunDir, steps: int) -> bool:
     """Whether the evaluation after so many steps was made; a run that was stopped in its last one makes it when resumed."""
     try:
         evaluated = scores.of_run(folder)
-        return evaluated.steps[-1] >= steps and evaluated.seconds[-1] > 0  # NaN if its line, written last, is missing
+        return evaluated.steps[-1] >= steps and evaluated.seconds[-1] >= 0  # NaN if its line, written last, is missing
     except ValueError:
         return False
 

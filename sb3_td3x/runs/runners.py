@@ -111,8 +111,7 @@ def _in_process(function: Function, run: StudyRun) -> None:
 
 def _end_with_parent() -> None:
     """Stop as at SIGTERM, with a checkpoint, when the study itself is killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 

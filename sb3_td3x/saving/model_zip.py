@@ -165,7 +165,8 @@ def set_parameters(
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
     try:
-        sb3_set_parameters(copy.deepcopy(source), exact_match, device)  # an optimizer keeps the tensors that it is given
+        given = {name: copy.deepcopy(part) if "param_groups" in part else part for name, part in source.items()}
+        sb3_set_parameters(given, exact_match, device)  # optimizers keep the tensors that they are given
         for name in source:
             if isinstance(optimizer := recursive_getattr(model, name), th.optim.Optimizer):
                 _check_optimizer(name, optimizer, before[name]["param_groups"])

@@ -108,7 +108,6 @@ class Updater(GradientStep):
         self._declined: str | None = None
         self._modes: list[Any] = []
         self._programs: dict[tuple[Any, ...], _GradientProgram] = {}
-        self._active: dict[str, _GradientProgram] = {}
 
     @contextmanager
     def running(self, batch_size: int, updates_made: int = 0) -> Iterator[None]:
@@ -131,7 +130,7 @@ class Updater(GradientStep):
     ) -> Losses:
         is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
         is_compiled = is_due and self._declined is None and self._path == "compiled" and len(noise) == self._batch_size
-        self._active = {}
+        self._active: dict[str, _GradientProgram] = {}
         if is_compiled:
             # A replay buffer's own batch may hold more, for example indices, which an update does not read
             batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
@@ -193,12 +192,10 @@ class Updater(GradientStep):
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
-        others = {"critic": [self._numbers_of(settings), noise], "actor": []}
-        made = {}
-        for name in names:
-            inputs = [*self._inputs, *others[name], *self._batch]
-            made[name] = _GradientProgram(self, name, batch, settings, inputs)
-            self.programs_made += 1
+        numbers = self._numbers_of(settings)
+        inputs = {"critic": [*self._inputs, numbers, noise, *self._batch], "actor": [*self._inputs, *self._batch]}
+        made = {name: _GradientProgram(self, name, batch, settings, inputs[name]) for name in names}
+        self.programs_made += len(made)
         return made
 
 
@@ -222,7 +219,7 @@ class _GradientProgram:
         tensors = updater.tensors
         if any(parameter._backward_hooks for parameter in tensors.trained[name]):
             raise CannotAccelerate("a parameter has a hook on its gradient")
-        if any(module._forward_hooks or module._backward_hooks for module in tensors.modules):
+        if any(map(_is_hooked, tensors.modules)):
             raise CannotAccelerate("a layer has a hook, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
@@ -361,6 +358,10 @@ def _refuse_random_layers(graph: GraphModule) -> None:
                 raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
 
 
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
 def _modes(tensors: PolicyTensors) -> list[Any]:
     """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
     numbers = [
@@ -370,7 +371,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         if type(value) in (bool, int, float, str)
     ]
     hooked = [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
-    hooked += [bool(module._forward_hooks or module._backward_hooks) for module in tensors.modules]
+    hooked += map(_is_hooked, tensors.modules)
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *hooked, *numbers]
 
 

@@ -53,7 +53,7 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     noises: Any = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else [action_noise]
     if not isinstance(noise := noises[0], (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
         return None
-    sigma = float(np.mean([each._sigma for each in noises]))
+    sigma = float(np.mean([np.mean(each._sigma) for each in noises]))
     if isinstance(noise, NormalActionNoise):
         return sigma
     kept = 1 - noise._theta * noise._dt  # share of the last value that is kept

@@ -121,9 +121,9 @@ def test_a_shipped_agent_is_what_its_checksums_say_and_plays_without_trust(agent
     for line in (agent / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         assert sha256((agent / name).read_bytes()).hexdigest() == digest
-    (returned,) = play.evaluate(RunDir.open(agent), episodes=1, seed=0)
+    returns = play.evaluate(RunDir.open(agent), episodes=3, seed=0)  # other processors bring other episodes
     claimed = float(re.search(rf"\| {agent.name} \| (\d+)", (agent.parent / "README.md").read_text())[1])
-    assert returned > 0.5 * claimed
+    assert returns.mean() > 0.5 * claimed
 
 
 @pytest.mark.soak
@@ -192,4 +192,4 @@ def test_no_page_shows_a_path_of_a_machine():
 def test_make_help_lists_the_targets():
     printed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("train", "test", "install", "lint", "format", "type", "docs", "bench", "commit-checks", "clean"):
-        assert target in printed
+        assert re.search(rf"make .*\b{target}\b", printed), target

@@ -8,17 +8,23 @@ from tests.tools import LineEnv
 
 
 class Endless(LineEnv):
-    """An episode without an end."""
+    """An episode without an end, which says when it has come to its 100th step."""
 
     def __init__(self):
         super().__init__(length=float("inf"))
 
+    def step(self, action):
+        if self.time == 100:
+            print("the 100th step", flush=True)
+        return super().step(action)
+
 
 class Hanging(LineEnv):
-    """Does not come back from its 11th step."""
+    """Does not come back from its 11th step, and says so before."""
 
     def step(self, action):
         if self.time == 10:
+            print("no way back", flush=True)
             time.sleep(10**6)
         return super().step(action)
 

@@ -2,13 +2,15 @@
 
 import os
 import signal
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import yaml
 from ray.cluster_utils import Cluster
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
+from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.runs import runners
 from sb3_td3x.runs.study import StudyFolder, StudyRun, read, train_td3x
 from tests import resuming
@@ -74,21 +76,53 @@ def tables(path):
     }
 
 
-def train_and_be_killed(run, path):
-    """Trains, but its first attempt is killed after the checkpoint of 200 steps."""
+@contextmanager
+def after_200_steps(act):
+    """Inside, the first checkpoint that is made 200 steps or more after a run has begun is followed by ``act``."""
     save = TD3XCheckpointCallback._save
-    is_first = not (path / "checkpoint").exists()
 
-    def save_and_be_killed(callback):
+    def save_and_act(callback):
         save(callback)
-        if is_first and callback.model.num_timesteps >= 200:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if callback.model.num_timesteps >= callback._began_at + 200:
+            TD3XCheckpointCallback._save = save
+            act(callback)
 
-    TD3XCheckpointCallback._save = save_and_be_killed
+    TD3XCheckpointCallback._save = save_and_act
     try:
-        return train_td3x(run, path)
+        yield
     finally:
         TD3XCheckpointCallback._save = save
+
+
+def train_and_be_killed(run, path):
+    """Trains, but its first attempt is killed after the checkpoint of 200 steps."""
+    return end_once(run, path, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def train_and_lose_env(run, path):
+    """Trains, but in its first attempt the process of an environment ends after the checkpoint of 200 steps."""
+
+    def lose(_):
+        raise EnvironmentDiedError([3], "ended for once")
+
+    return end_once(run, path, lose)
+
+
+def end_once(run, path, end):
+    with nullcontext() if (path / "checkpoint").exists() else after_200_steps(end):
+        return train_td3x(run, path)
+
+
+def train_until_asked_to_stop(run, path):
+    """Trains, and waits after the checkpoint that comes 200 steps after its beginning."""
+
+    def wait(callback):
+        deadline = time.monotonic() + 120  # where a test has failed, nobody asks
+        while not callback.is_stopping and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    with after_200_steps(wait):
+        return train_td3x(run, path)
 
 
 @contextmanager

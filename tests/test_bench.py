@@ -117,6 +117,7 @@ def test_the_floor_makes_every_product_of_the_update(contenders, monkeypatch):
     assert sum(flops) == critics_step + actors_step
 
 
+@pytest.mark.skipif(not hasattr(th.backends.mkldnn, "matmul"), reason="torch 2.8 has no setting for products")
 @pytest.mark.parametrize("kernels", ["default", "onednn"])
 def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, contenders, monkeypatch):
     used = []

@@ -107,7 +107,7 @@ class TestOptions:
             ("--env", "Pen-v1", "no environment"),
         ],
     )
-    def test_wrong_settings_are_named_before_torch_is_imported(self, option, value, said, monkeypatch, called):
+    def test_wrong_settings_are_named_before_a_run_is_prepared(self, option, value, said, monkeypatch, called):
         monkeypatch.setattr(experiment, "Experiment", None)
         code, printed = called(*PENDULUM, option, value)
         assert (code, said in printed) == (2, True)

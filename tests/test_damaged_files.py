@@ -1,6 +1,7 @@
 """Whatever happens to a file, loading it gives the model that was saved or one documented error; nothing in between."""
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.saving import model_zip
 from tests.tools import LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, with_attributes, with_pickle
@@ -137,7 +138,7 @@ EDITS = (
 )  # fmt: skip
 
 
-def outcome(change, name, content):
+def outcome(name, content):
     """``"refused"``, ``"equal"`` to what was saved, or ``"another"`` model, which is whole."""
     before = th.get_rng_state()
     try:
@@ -147,20 +148,19 @@ def outcome(change, name, content):
     finally:
         assert th.equal(before, th.get_rng_state())
     assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)
-    assert change in EDITS or loaded._n_updates >= 0
     return "equal" if largest_difference(weights(loaded), WEIGHTS[name]) == 0 else "another"
 
 
 @many
 @given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(ACCIDENTS))
 def test_an_accident_gives_the_error_or_the_model_that_was_saved(dice, name, change):
-    assert outcome(change, name, change(dice, ZIPS[name])) in ("refused", "equal")
+    assert outcome(name, change(dice, ZIPS[name])) in ("refused", "equal")
 
 
 @many
 @given(st.randoms(use_true_random=False), st.sampled_from(list(ZIPS)), st.sampled_from(EDITS))
 def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
-    outcome(change, name, change(dice, ZIPS[name]))
+    outcome(name, change(dice, ZIPS[name]))
 
 
 def test_a_seed_beyond_64_bits_gives_the_error():
@@ -181,6 +181,7 @@ def test_a_model_takes_all_parameters_of_a_damaged_file_or_none(dice, name, chan
         assert len(algorithm.critic.optimizer.state) == moments
     else:
         assert largest_difference(weights(algorithm), before) > 0
+        assert change in EDITS or largest_difference(weights(algorithm), WEIGHTS[name]) == 0
 
 
 def other_files():
@@ -200,16 +201,21 @@ OTHERS = other_files()
 def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tmp_path_factory, dice, name, change):
     path = tmp_path_factory.getbasetemp() / f"{name}.damaged"
     path.write_bytes(change(dice, OTHERS[name]))
+    algorithm, env = model(), DummyVecEnv([LineEnv])
+    load = {
+        "policy": lambda: TD3XPolicy.load(path),
+        "buffer": lambda: algorithm.load_replay_buffer(path),
+        "statistics": lambda: load_vecnormalize(path, env),
+    }
     try:
-        if name == "policy":
-            assert TD3XPolicy.load(path).predict(OBSERVATIONS)[0].shape == (4, 1)
-        elif name == "buffer":
-            algorithm = model()
-            algorithm.load_replay_buffer(path)
+        loaded = load[name]()
+    except (ModelFileError, ValueError):  # damaged, or whole and for other spaces or another number of environments
+        return
+    if name == "policy":
+        assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)
+    elif name == "buffer":
+        with contextlib.suppress(NonFiniteError):  # of a transition
             algorithm.learn(20)
-        else:
-            env = load_vecnormalize(path, DummyVecEnv([LineEnv]))
-            env.reset()
-            env.step(np.zeros((1, 1), np.float32))
-    except (ModelFileError, ValueError):  # refused, or whole and for other spaces or another number of environments
-        pass
+    else:
+        loaded.reset()
+        loaded.step(np.zeros((1, 1), np.float32))

@@ -87,7 +87,7 @@ class TestAuto:
         algorithm.train(2, 8)
         assert switch == [SWITCH, SWITCH]
 
-    def test_stays_plain_where_something_keeps_changing(self, monkeypatch):
+    def test_stays_plain_where_something_keeps_changing(self, switch, monkeypatch):
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 0)
         monkeypatch.setattr(compiled, "MOST_PROGRAMS", 4)
         algorithm = model(policy_kwargs={"activation_fn": nn.LeakyReLU}).learn(15)

@@ -240,8 +240,8 @@ def test_a_hook_on_a_gradient_is_called_whatever_the_path():
     assert len(calls) == 2
 
 
-def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
+@pytest.mark.usefixtures("recorded")
+def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling():
     algorithm, calls = ready("auto"), []
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     train_on(algorithm, range(2))

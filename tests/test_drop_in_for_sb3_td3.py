@@ -13,6 +13,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
+from tests.paths import ready
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 
@@ -44,7 +45,7 @@ def test_methods_take_the_same_arguments():
 def test_same_updates_as_sb3_from_equal_weights_noise_and_batches(monkeypatch, optimized, n_critics, accelerate):
     kwargs = {"policy_kwargs": {**SMALL, "n_critics": n_critics}, "tau": 0.01, "gamma": 0.95}
     theirs = without_output(model(cls=TD3, **kwargs))
-    ours = without_output(model(cls=TD3X, accelerate=accelerate, **kwargs))
+    ours = ready(accelerate, **kwargs)
     ours.set_parameters(theirs.get_parameters())
     batches = [random_batch(seed) for seed in range(20)]
     noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in range(20)]
@@ -125,15 +126,16 @@ def test_sb3_reads_our_saved_model_where_this_package_is_not_installed(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"), [("MlpPolicy", TD3XPolicy), ("CnnPolicy", CnnPolicy), ("MultiInputPolicy", MultiInputPolicy)]
+    ("name", "space", "ours"),
+    [
+        ("MlpPolicy", spaces.Box(-10, 10, (3,)), TD3XPolicy),
+        ("CnnPolicy", spaces.Box(0, 255, (36, 36, 1), np.uint8), CnnPolicy),
+        ("MultiInputPolicy", spaces.Dict({"a": spaces.Box(-10, 10, (3,))}), MultiInputPolicy),
+    ],
 )
-def test_policy_classes_of_sb3_become_ours(name, ours):
-    assert model(policy=TD3.policy_aliases["MlpPolicy"]).policy_class is TD3XPolicy
-    algorithm = TD3X(TD3.policy_aliases[name], LineEnv(), _init_setup_model=False)
-    assert algorithm.policy_class is TD3.policy_aliases[name]
-    from sb3_td3x.td3x.policies import FROM_SB3
-
-    assert FROM_SB3[algorithm.policy_class] is ours
+def test_policy_classes_of_sb3_become_ours(name, space, ours):
+    algorithm = model(LineEnv(space), TD3.policy_aliases[name], buffer_size=10)
+    assert algorithm.policy_class is type(algorithm.policy) is ours
 
 
 def test_a_users_own_td3policy_is_accepted():

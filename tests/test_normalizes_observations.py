@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb3_td3x import TD3X
 from sb3_td3x.td3x.normalizer import ObservationNormalizer, RunningMoments
 from sb3_td3x.td3x.policies import TD3XPolicy
+from tests.paths import ready
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
 
 NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}
@@ -132,7 +133,7 @@ class TestNetworks:
     def test_compiled_updates_see_statistics_that_have_moved(self):
         outcomes = []
         for path in ("plain", "compiled"):
-            algorithm = without_output(model(accelerate=path, policy_delay=1, **NORMALIZED))  # one program
+            algorithm = ready(path, policy_delay=1, **NORMALIZED)  # one program
             for seed in range(3):
                 algorithm.policy.normalizer.update(np.random.default_rng(seed).normal(3, 2 + seed, size=(50, 3)))
                 feed(algorithm, [random_batch(seed, 8), random_batch(seed + 9, 8)], [th.zeros(8, 1)] * 2)

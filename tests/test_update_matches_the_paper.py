@@ -7,10 +7,11 @@ import pytest
 import torch as th
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
+from tests.paths import ready
 from tests.reference.prioritized_by_the_paper import PaperLAPTD3
 from tests.reference.quantiles_by_the_paper import PaperQuantileTD3
 from tests.reference.td3_by_the_paper import PaperTD3
-from tests.tools import feed, model, random_batch, without_output
+from tests.tools import feed, random_batch
 
 UPDATES = 20
 SETTINGS = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
@@ -81,7 +82,7 @@ def assert_equal_networks(policy, reference, tolerance):
 def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_critics, accelerate, extras):
     extractor = {"features_extractor_class": Float64Extractor} if dtype == th.float64 else {}
     policy_kwargs = {"net_arch": [16, 12], "n_critics": n_critics, **extractor}
-    algorithm = without_output(model(policy_kwargs=policy_kwargs, accelerate=accelerate, batch_size=8, **SETTINGS, **extras))
+    algorithm = ready(accelerate, policy_kwargs=policy_kwargs, **SETTINGS, **extras)
     algorithm.policy.to(dtype)
     algorithm.replay_buffer.update_priorities = lambda errors: None  # of batches that it did not draw
     reference = reference_of(algorithm)

@@ -94,7 +94,7 @@ class TestBuffer:
         assert buffer.priorities[10] == pytest.approx(2**0.4)
 
     @pytest.mark.parametrize("bad", [np.full((10, 2), np.nan), np.full((10, 2), -1.0), np.ones((10, 3))])
-    def test_priorities_that_are_none_are_refused(self, bad):
+    def test_invalid_priorities_are_refused(self, bad):
         with pytest.raises(ValueError, match="priorities"):
             replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": bad, "_largest": np.ones(2)})
 
@@ -109,6 +109,7 @@ class TestAlgorithm:
     def test_priorities_follow_the_errors_of_the_last_update(self, n_quantiles):
         algorithm = without_output(model(prioritization="lap", n_quantiles=n_quantiles, target_policy_noise=0.0))
         algorithm.learn(40)
+        algorithm.replay_buffer.rewards *= 10
         before, state = copy.deepcopy(algorithm.policy), np.random.get_state()
         batch = sample(algorithm.replay_buffer, 8, None)
         place = algorithm.replay_buffer._sampled
@@ -118,6 +119,7 @@ class TestAlgorithm:
         with th.no_grad():
             values = before.critic(batch.observations, batch.actions)
         expected = [priority(error) for error in largest_errors([value.numpy() for value in values], target.numpy())]
+        assert max(expected) > 1  # all smaller errors have this one
         np.testing.assert_allclose(algorithm.replay_buffer.priorities[place], expected, rtol=1e-5)
 
     @pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")

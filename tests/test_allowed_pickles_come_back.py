@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
@@ -83,6 +83,7 @@ VALUE = st.recursive(
 )
 
 
+@settings(deadline=None, derandomize=True, database=None)
 @given(VALUE)
 def test_nested_values_come_back_as_they_were(value):
     assert equal(loads(dumps(value)), value)

@@ -28,7 +28,12 @@ def sb3_tests():
         folder.mkdir(parents=True)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
         download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", str(folder)]
-        subprocess.run(download, check=True)
+        try:
+            subprocess.run(download, check=True)
+        except subprocess.CalledProcessError:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip("SB3's source distribution cannot be downloaded")
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as sdist:
             members = sdist.getmembers()

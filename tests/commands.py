@@ -40,13 +40,13 @@ def saved_run(tmp_path, env_id, algorithm):
     return run
 
 
-def stop_after(monkeypatch, steps):
-    """Let a Ctrl-C come at this step of the runs of this process."""
+def stop_after(monkeypatch, steps, number=signal.SIGINT):
+    """Let a signal come at this step of the runs of this process: a Ctrl-C, unless it is another."""
     on_step = TD3XCheckpointCallback._on_step
 
     def interrupted(callback):
         if callback.num_timesteps == steps:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return on_step(callback)
 
     monkeypatch.setattr(TD3XCheckpointCallback, "_on_step", interrupted)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces, wrappers
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -28,6 +28,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
+from sb3_td3x.common.resumable import Resumable
+from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled
 from tests.resuming import STEPS, OpenLineEnv, assert_same_run, run_twice, saved_steps, seeded
@@ -363,3 +365,25 @@ class TestSaysWhatIsNotExact:
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         monkeypatch.undo()
         assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
+
+
+class TestOtherAlgorithms:
+    @pytest.mark.parametrize("algorithm", [TD3, SAC])
+    def test_sb3s_resume_exactly_with_resumable_before_them(self, algorithm, tmp_path):
+        class Ours(Resumable, algorithm):
+            pass
+
+        settings = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}, "seed": 1, "buffer_size": 500}
+        plain = algorithm("MlpPolicy", seeded(), **settings).learn(120)
+        whole = Ours("MlpPolicy", seeded(), **settings).learn(120, TD3XCheckpointCallback(30, tmp_path, keep_last=9))
+        with pytest.raises(UntrustedModelError, match="trust=True"):
+            resume_run(tmp_path, seeded(), algorithm=Ours)
+        resumed = resume_run(tmp_path, seeded(), checkpoint=60, trust=True, algorithm=Ours).learn(120, resume=True)
+        for name, value in weights(plain).items():
+            assert th.equal(value, weights(whole)[name]), name
+            assert th.equal(value, weights(resumed)[name]), name
+
+    def test_resume_needs_no_checkpoint_callback(self, tmp_path):
+        learner = TD3X("MlpPolicy", DummyVecEnv([LineEnv]), buffer_size=100, learning_starts=5, batch_size=4)
+        learner.learn(20)
+        assert learner.learn(50, resume=True).num_timesteps == 50

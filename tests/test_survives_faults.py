@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def start(processes, folder, out, kill_at=None):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, processes):
-    """The final parameters, the seconds and the file operations of a run that nobody kills."""
+    """The final parameters of a run that nobody kills, and its seconds."""
     base = tmp_path_factory.mktemp("uninterrupted")
     began = time.monotonic()
     process = start(processes, base / "run", base / "out")
@@ -228,25 +229,35 @@ class TestLongRuns:
     UPDATES = 200_000 if SOAK else 3_000
 
     @pytest.mark.timeout(7200 if SOAK else 300)
-    def test_memory_stays_flat(self, tmp_path):
+    def test_memory_stays_flat(self, tmp_path, processes):
         """Updates, episodes (one per 100 updates) and saves: the last quarter takes at most 1 % more than the second."""
-        process = pytest.importorskip("psutil").Process()
-        small = {"buffer_size": 5_000, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "accelerate": "plain"}
-        used = []
-
-        class Watch(BaseCallback):
-            resumable = ()
-
-            def _on_step(self):
-                if self.n_calls % 200 == 0:
-                    used.append(process.memory_info().rss)
-                return True
-
-        learner = model(seeded(length=100), **small)
-        learner.learn(self.UPDATES, [Watch(), TD3XCheckpointCallback(self.UPDATES // 50, tmp_path)])
-        assert learner._n_updates > 0.99 * self.UPDATES
-        assert learner._episode_num == self.UPDATES // 100
+        pytest.importorskip("psutil")
+        with ProcessPoolExecutor(1, processes) as alone:  # beside the threads of other tests
+            updates, episodes, used = alone.submit(memory_of_a_run, self.UPDATES, tmp_path).result()
+        assert updates > 0.99 * self.UPDATES
+        assert episodes == self.UPDATES // 100
         quarter = len(used) // 4
         growth = max(used[-quarter:]) / max(used[quarter : 2 * quarter]) - 1
-        print(f"{self.UPDATES:,} updates, {learner._episode_num:,} episodes: {used[-1] / 2**20:.0f} MB, growth {growth:.2%}")
+        print(f"{updates:,} updates, {episodes:,} episodes: {used[-1] / 2**20:.0f} MB, growth {growth:.2%}")
         assert growth < 0.01
+
+
+def memory_of_a_run(steps, folder):
+    """The updates and the episodes that it has made, and the bytes that its process took after every 200 steps."""
+    import psutil
+
+    th.set_num_threads(1)
+    small = {"buffer_size": 5_000, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "accelerate": "plain"}
+    used = []
+
+    class Watch(BaseCallback):
+        resumable = ()
+
+        def _on_step(self):
+            if self.n_calls % 200 == 0:
+                used.append(psutil.Process().memory_info().rss)
+            return True
+
+    learner = model(seeded(length=100), **small)
+    learner.learn(steps, [Watch(), TD3XCheckpointCallback(steps // 50, folder)])
+    return learner._n_updates, learner._episode_num, used

@@ -158,7 +158,7 @@ HOSTILE = {
     "a rate that is no number": {"learning_rate": []},
     "a class as a rate": {"qf_learning_rate": ReplayBuffer},
     "a frequency of nothing": {"train_freq": None},
-    "a generator that is none": {"noise_generator": np.zeros(5, np.uint8)},
+    "an invalid generator": {"noise_generator": np.zeros(5, np.uint8)},
     "a generator behind its end": {"noise_generator": np.full(5056, 255, np.uint8)},
     "no base64": {"action_noise": {":serialized:": "no base64"}},
     "no pickle": {"action_noise": {":serialized:": 3}},

@@ -235,7 +235,7 @@ class TestUntrustedRuns:
 
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
     @pytest.mark.usefixtures("without_pictures")
-    def test_scores_that_are_none_are_named(self, steps, copied):
+    def test_invalid_scores_are_named(self, steps, copied):
         (copied / "scores.csv").write_text("timesteps\n1\n")
         assert "has no column" in report.render(RunDir.open(copied))
         np.savez(copied / "evaluations.npz", timesteps=steps, results=np.zeros((2, 3)))

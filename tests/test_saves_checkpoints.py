@@ -179,7 +179,7 @@ class TestWhenItSaves:
         assert sorted(tmp_path.iterdir()) == before
 
     @pytest.mark.parametrize("often", [0, 0.5])
-    def test_a_frequency_that_is_none_is_refused(self, often, tmp_path):
+    def test_an_invalid_frequency_is_refused(self, often, tmp_path):
         with pytest.raises(ValueError, match="save_freq must be"):
             TD3XCheckpointCallback(often, tmp_path)
 

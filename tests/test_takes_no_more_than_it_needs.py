@@ -45,7 +45,7 @@ def test_modes_are_switched_only_where_a_layer_has_them(monkeypatch):
     assert walks(model(), monkeypatch) == 0
 
 
-def test_batch_norm_and_unknown_layers_are_in_training_mode_during_updates(monkeypatch):
+def test_unknown_layers_are_in_training_mode_during_updates(monkeypatch):
     modes = []
 
     class Own(th.nn.Tanh):

@@ -160,14 +160,6 @@ class TestEverywhere:
         algorithm.save(tmp_path / "model")
         assert largest_difference(weights(TD3X.load(tmp_path / "model")), weights(algorithm)) == 0
 
-    def test_a_frozen_layer_stays_and_the_others_move(self):
-        algorithm = ready()
-        algorithm.critic.q_networks[0][-1].weight.requires_grad_(False)
-        before = weights(algorithm)
-        train_on(algorithm, [0])
-        moved = {name for name, value in weights(algorithm).items() if not th.equal(value, before[name])}
-        assert {f"critic.qf{i}.4.{kind}" for i in (0, 1) for kind in ("weight", "bias")} - moved == {"critic.qf0.4.weight"}
-
     def test_an_update_that_is_not_finite_changes_nothing(self, path):
         algorithm = ready(path, policy_delay=1)
         train_on(algorithm, [0])

@@ -17,7 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError
 from sb3_td3x.runs import experiment, play
 from tests.commands import prepared
-from tests.tools import LineEnv, largest_difference, model, weights
+from tests.paths import noise, optimizer_states, ready, train
+from tests.tools import LineEnv, equal, feed, largest_difference, model, random_batch, weights
 
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
@@ -147,13 +148,6 @@ class TestRandomGeneratorsAtLoad:
         assert th.equal(draws[0], draws[1])
         assert not th.equal(draws[0], draws[2])
 
-    def test_target_noise_continues_where_it_was(self, tmp_path):
-        saved = model(seed=7).learn(40)
-        saved.save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
-        draw = [th.randn(5, generator=algorithm.noise_generator) for algorithm in (saved, loaded)]
-        assert th.equal(*draw)
-
 
 class TestResumingWithoutTheReplayBuffer:
     @pytest.mark.parametrize("saved_at", [25, 60])
@@ -272,3 +266,29 @@ class TestNotANumber:
         algorithm = model(self.Broken("observation", np.nan, length=31))
         with pytest.raises(NonFiniteError, match="terminal observation"):
             algorithm.learn(100)
+
+    @pytest.mark.parametrize(
+        ("network", "settings"),
+        [
+            ("actor", {}),
+            ("critic", {}),
+            ("critic", {"n_quantiles": 5, "policy_delay": 1}),
+            ("critic", {"max_grad_norm": 0.05, "policy_delay": 1}),  # an infinite gradient is not scaled to zeros
+        ],
+    )
+    def test_in_an_update_is_named_and_changes_nothing(self, network, settings, path):
+        algorithm = ready(path, **settings)
+        batches = [random_batch(seed) for seed in range(6)]
+        train(algorithm, batches[:2])
+        healthy, moments = weights(algorithm), optimizer_states(algorithm)
+        if network == "critic":
+            batches[2].rewards[3] = np.inf
+        else:  # finite in the critics' step, which uses the actor's target only
+            algorithm.actor.mu[0].weight.data[0, 0] = healthy["actor.mu.0.weight"][0, 0] = np.inf
+            algorithm._n_updates = 3
+        first_bad = algorithm._n_updates + 1
+        feed(algorithm, batches[2:], [noise(seed) for seed in range(2, 6)])
+        with pytest.raises(NonFiniteError, match=f"{network} loss or its gradient is not finite at update {first_bad}"):
+            algorithm.train(4, 8)
+        assert algorithm._n_updates == first_bad - 1
+        assert equal((weights(algorithm), optimizer_states(algorithm)), (healthy, moments))

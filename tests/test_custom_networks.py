@@ -68,6 +68,16 @@ class Drawing(Extractor):
         return self.layer(observations) * np.random.uniform(0.8, 1.2)
 
 
+class Dropping(Extractor):
+    def forward(self, observations):
+        return th.nn.functional.dropout(self.layer(observations))
+
+
+class Branching(Extractor):
+    def forward(self, observations):
+        return self.layer(observations * 2 if observations.mean() > 0 else observations)
+
+
 class Registering(Extractor):
     def forward(self, observations):
         if "late" not in self._buffers:
@@ -150,6 +160,8 @@ class TestWhatAProgramWouldNotRepeat:
             (Counting, "Counting.calls is set in every call"),
             (Registering, "a layer changes what its buffer or parameter 'late' is"),
             (Drawing, "random numbers from numpy or python"),
+            (Dropping, "the policy draws random numbers"),
+            (Branching, "the policy cannot be recorded as one program"),
         ],
     )
     def test_is_declined_and_leaves_the_policy_as_it_was(self, extractor, reason, capsys):

@@ -14,8 +14,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 from torch import nn
 
 from sb3_td3x import TD3X, __version__
-from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import experiment
 from sb3_td3x.td3x import onnx
 from tests.tools import LineEnv, model
 
@@ -209,19 +207,9 @@ def passing_on():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
-@pytest.fixture(scope="module")
-def walker(tmp_path_factory):
-    """A short run on the walker and its export by the command."""
-    out = tmp_path_factory.mktemp("logs")
-    overrides = ("policy_kwargs.net_arch=[16,16]", "learning_starts=50", "normalize={norm_obs: true, norm_reward: false}")
-    planned = experiment.Experiment("Walker2DBulletEnv-v0", 60, overrides=overrides, eval_episodes=1, device="cpu", out=out)
-    experiment.train(run := experiment.prepare(planned))
-    return run.folder
-
-
 class TestTheCommand:
-    def test_exports_a_run_that_then_walks_without_torch(self, walker, tmp_path, called_and_heard):
-        code, printed = called_and_heard("export", walker.path, "--onnx", tmp_path / "walker.onnx")
+    def test_exports_a_run_that_then_walks_without_torch(self, walker_run, tmp_path, called_and_heard):
+        code, printed = called_and_heard("export", walker_run[0], "--onnx", tmp_path / "walker.onnx")
         assert code == 0, printed.err
         assert printed.out.strip() == str(tmp_path / "walker.onnx")
         example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
@@ -238,19 +226,3 @@ class TestTheCommand:
         assert result.returncode == 0, result.stderr
         assert "torch is not loaded" in result.stdout
         assert len(example.read_text().splitlines()) < 40
-
-    def test_a_run_without_a_model_is_one_line(self, tmp_path, called_and_heard):
-        run = RunDir.create(tmp_path, "Pendulum-v1")
-        run.write_settings({}, {"env": "Pendulum-v1"})
-        code, printed = called_and_heard("export", run.path)
-        assert code == 2
-        assert "holds no model yet" in printed.err
-
-    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, tmp_path, called_and_heard):
-        run = RunDir.create(tmp_path, "Pendulum-v1")
-        run.write_settings({"policy": "MlpPolicy"}, {"env": "Pendulum-v1"})
-        model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
-        code, printed = called_and_heard("export", run.path)
-        assert code == 2
-        assert "--trust" in printed.err
-        assert not list(run.path.glob("*.onnx"))

@@ -13,14 +13,13 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled
-from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, noise, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
@@ -37,16 +36,6 @@ class NormalizedExtractor(BaseFeaturesExtractor):
 
     def forward(self, observations):
         return self.layers(observations)
-
-
-class DropoutExtractor(FlattenExtractor):
-    def forward(self, observations):
-        return th.nn.functional.dropout(super().forward(observations))
-
-
-class BranchingExtractor(FlattenExtractor):
-    def forward(self, observations):
-        return super().forward(observations * 2 if observations.mean() > 0 else observations)
 
 
 def test_equal_after_one_update_and_bounded_after_fifty(optimized):
@@ -279,23 +268,6 @@ def test_equal_for_n_step_returns():
     for algorithm in (plain, compiled):
         train(algorithm, [batch])
     assert_equal(plain, compiled)
-
-
-def test_policies_that_cannot_be_one_program_are_declined_with_the_reason():
-    for extractor, reason in ((DropoutExtractor, "random"), (BranchingExtractor, "recorded as one program")):
-        kwargs = {"policy_kwargs": {**SMALL, "features_extractor_class": extractor}}
-        with pytest.raises(CannotAccelerate, match=reason):
-            train_on(ready("compiled", **kwargs), [0])
-
-
-def test_auto_makes_plain_updates_where_no_program_can_be_made(capsys):
-    kwargs = {"policy_kwargs": {**SMALL, "features_extractor_class": DropoutExtractor}, "verbose": 1}
-    algorithm = model(**kwargs)
-    algorithm.learn(0)
-    algorithm._updates_since_load = compiled.SWITCH_AFTER
-    algorithm.learn(30, reset_num_timesteps=False)
-    assert algorithm._n_updates > 0
-    assert capsys.readouterr().out.count("accelerate: plain (the policy draws random numbers") == 1
 
 
 def test_numbers_are_not_rounded_to_the_actions_type(monkeypatch):

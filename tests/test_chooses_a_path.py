@@ -134,12 +134,6 @@ def test_what_is_set_later_takes_effect(switch):
     assert switch == [1]
 
 
-@pytest.mark.parametrize("name", ["accelerate", "precision"])
-def test_unknown_words_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be one of"):
-        model(**{name: "fastest"})
-
-
 def test_another_thread_may_use_the_model_while_its_update_is_recorded(switch, monkeypatch, tmp_path):
     algorithm, outcomes = ready("compiled"), []
     observation = random_batch(0).observations.numpy()

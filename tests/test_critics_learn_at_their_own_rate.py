@@ -4,10 +4,9 @@ import pytest
 from stable_baselines3 import TD3
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_td3x import TD3X, ModelFileError, UntrustedModelError
+from sb3_td3x import TD3X, UntrustedModelError
 from tests.test_every_setting_has_an_effect import run
 from tests.tools import LineEnv, largest_difference, model, weights, without_output
-from tests.zips import with_attributes
 
 
 def rates(algorithm):
@@ -47,11 +46,3 @@ def test_a_function_needs_trust_as_the_other_rate_does(tmp_path):
     with pytest.raises(UntrustedModelError, match="qf_learning_rate"):
         TD3X.load(tmp_path / "model")
     assert TD3X.load(tmp_path / "model", custom_objects={"qf_learning_rate": 1e-3}).qf_learning_rate == 1e-3
-
-
-@pytest.mark.parametrize("value", ["fast", -1.0, [1e-3]])
-def test_a_file_with_another_thing_there_is_refused(tmp_path, value):
-    model(qf_learning_rate=1e-3).save(tmp_path / "model")
-    (tmp_path / "bad.zip").write_bytes(with_attributes((tmp_path / "model.zip").read_bytes(), qf_learning_rate=value))
-    with pytest.raises(ModelFileError, match="qf_learning_rate"):
-        TD3X.load(tmp_path / "bad")

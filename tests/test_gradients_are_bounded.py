@@ -3,10 +3,8 @@
 import pytest
 import torch as th
 
-from sb3_td3x import TD3X, ModelFileError
 from sb3_td3x.td3x.gradient_step import clip_gradients
 from tests.tools import SMALL, largest_difference, model, train_on, weights, without_output
-from tests.zips import with_attributes
 
 SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
 
@@ -58,17 +56,3 @@ def test_a_frozen_layer_is_not_part_of_the_norm():
     train_on(algorithm, [0])
     assert moved(algorithm, before, "critic.qf0") == 0
     assert moved(algorithm, before, "critic.qf1") == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.parametrize("bad", [0, float("nan"), float("inf"), "small", True])
-def test_what_bounds_nothing_is_refused(bad):
-    with pytest.raises(ValueError, match="max_grad_norm"):
-        model(max_grad_norm=bad)
-
-
-def test_it_is_saved_and_an_invalid_one_in_a_file_is_refused(tmp_path):
-    model(max_grad_norm=0.5).save(tmp_path / "model")
-    assert TD3X.load(tmp_path / "model").max_grad_norm == 0.5
-    (tmp_path / "bad.zip").write_bytes(with_attributes((tmp_path / "model.zip").read_bytes(), max_grad_norm="small"))
-    with pytest.raises(ModelFileError, match="max_grad_norm"):
-        TD3X.load(tmp_path / "bad")

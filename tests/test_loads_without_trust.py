@@ -51,7 +51,7 @@ SETTINGS = {
     "prioritized replay": {"prioritization": "lap"},
     "adamw": optimized("AdamW", weight_decay=0.01),
     "rmsprop": optimized("RMSprop", alpha=0.9),
-    "sgd": optimized("SGD", momentum=0.9),
+    "sgd": {**optimized("SGD", momentum=0.9), "max_grad_norm": 0.5},
     "amsgrad": optimized("Adam", amsgrad=True),
     "layers": {"policy_kwargs": {"net_arch": {"pi": [8], "qf": [9, 8]}, "activation_fn": th.nn.Tanh, "n_critics": 3}},
     "normal noise": {"action_noise": NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))},

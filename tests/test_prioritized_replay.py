@@ -188,8 +188,3 @@ class TestAlgorithm:
         model(cls=cls).learn(20).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv(), prioritization="lap").learn(20)
         assert type(loaded.replay_buffer) is PrioritizedReplayBuffer
-
-    @pytest.mark.parametrize("value", ["per", True])
-    def test_another_kind_is_refused(self, value):
-        with pytest.raises(ValueError, match="prioritization must be one of None, lap"):
-            model(prioritization=value)

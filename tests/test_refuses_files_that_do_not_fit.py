@@ -14,6 +14,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x.common.validation import CHECKS
 from tests.tools import SMALL, LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, with_attributes, with_tensors
 
@@ -157,6 +158,8 @@ HOSTILE = {
     "a table as buffer's settings": {"replay_buffer_kwargs": {"no such": 1}},
     "a rate that is no number": {"learning_rate": []},
     "a class as a rate": {"qf_learning_rate": ReplayBuffer},
+    "a negative rate": {"qf_learning_rate": -1.0},
+    "a text as a bound": {"max_grad_norm": "small"},
     "a frequency of nothing": {"train_freq": None},
     "an invalid generator": {"noise_generator": np.zeros(5, np.uint8)},
     "a generator behind its end": {"noise_generator": np.full(5056, 255, np.uint8)},
@@ -169,5 +172,5 @@ HOSTILE = {
 def test_attributes_that_no_model_has_are_refused(what, zipped):
     content = with_attributes(zipped, **HOSTILE[what])
     for given in ({}, {"env": LineEnv()}, {"buffer_size": 1}):
-        with pytest.raises(ModelFileError):
+        with pytest.raises(ModelFileError, match="|".join(CHECKS.keys() & HOSTILE[what].keys())):  # settings by name
             TD3X.load(io.BytesIO(content), **given)

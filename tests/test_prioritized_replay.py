@@ -8,6 +8,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import replay
@@ -19,6 +20,7 @@ from tests.reference.prioritized_by_the_paper import largest_errors, priority
 from tests.tools import LineEnv, filled, model, train_on, without_output
 
 DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
+ONE_ARRAY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
 
 
 def drawn_values(seed, critics=2, batch=40, n=1, m=1):
@@ -48,6 +50,30 @@ class TestLosses:
 
 
 class TestBuffer:
+    @pytest.mark.parametrize("transitions", [20, 50])
+    def test_every_stored_transition_is_sampled_whole_and_no_other(self, transitions):
+        own, host = filled(PrioritizedReplayBuffer, transitions), filled(ReplayBuffer, transitions)
+        assert (own.pos, own.full, own.size()) == (host.pos, host.full, host.size())
+
+        def rows(samples):
+            parts = [part.numpy().reshape(len(samples.rewards), -1) for part in samples if part is not None]
+            return {tuple(row) for row in np.concatenate(parts, axis=1)}
+
+        assert rows(own.sample(5000)) == rows(host.sample(5000))
+
+    @pytest.mark.parametrize("clip", [10.0, 0.3])
+    def test_normalization_is_that_of_vecnormalize(self, clip):
+        env = VecNormalize(DummyVecEnv([LineEnv] * 2), clip_obs=clip, clip_reward=clip)
+        env.obs_rms.mean, env.obs_rms.var = np.array([1.0, 2, 3]), np.array([4.0, 5, 6])
+        env.ret_rms.var = np.array(7.0)
+        buffer = filled(PrioritizedReplayBuffer, 1)
+        plain, normalized = buffer.sample(64), buffer.sample(64, env)
+        expected = {tuple(np.float32(env.normalize_obs(row))) for row in plain.observations.numpy()}
+        assert {tuple(row) for row in normalized.observations.numpy()} == expected
+        np.testing.assert_allclose(
+            np.unique(normalized.rewards.numpy()), env.normalize_reward(np.unique(plain.rewards.numpy())), rtol=1e-6
+        )
+
     # Where one is far above the others, few candidates are kept
     @pytest.mark.parametrize(("transitions", "largest"), [(20, 300.0), (50, 1e9)])
     def test_draws_in_proportion_to_the_priorities(self, transitions, largest):
@@ -142,18 +168,18 @@ class TestAlgorithm:
         assert TD3X.load(tmp_path / "model", prioritization=None).replay_buffer_class is ReplayBuffer
 
     @pytest.mark.parametrize(
-        "settings",
+        ("said", "settings"),
         [
-            {"n_steps": 3},
-            {"env": lambda: LineEnv(DICTS), "policy": "MultiInputPolicy"},
-            {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
+            ("for n_steps=1, not 3", {"n_steps": 3}),
+            ("not for Dict", {"env": LineEnv(DICTS), "policy": "MultiInputPolicy"}),
+            ("leave optimize_memory_usage off", ONE_ARRAY),
+            # SB3 would first ask for this to be off
+            ("leave optimize_memory_usage off", {**ONE_ARRAY, "replay_buffer_kwargs": {"handle_timeout_termination": True}}),
         ],
-        ids=["n-step returns", "Dict observations", "one array of observations"],
     )
-    def test_what_has_no_priorities_is_refused(self, settings):
-        env = settings.pop("env", LineEnv)
-        with pytest.raises(ValueError, match=r"Dict|n_steps|optimize_memory_usage"):
-            model(env(), prioritization="lap", **settings)
+    def test_what_has_no_priorities_is_refused(self, said, settings):
+        with pytest.raises(ValueError, match=said):
+            model(prioritization="lap", **settings)
 
     def test_lap_needs_a_buffer_with_priorities(self, tmp_path):
         needed = "needs a PrioritizedReplayBuffer"

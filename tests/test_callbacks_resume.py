@@ -114,7 +114,8 @@ class TestExactly:
 def test_a_checkpoint_inside_another_callback_is_refused(outer, around, tmp_path):
     inner = around(TD3XCheckpointCallback(20, tmp_path))
     callback = EveryNTimesteps(20, inner) if outer == "every" else EvalCallback(seeded(), callback_after_eval=inner)
-    with pytest.raises(ValueError, match="a checkpoint cannot be made inside"):
+    said = f"a checkpoint cannot be made inside {type(callback).__name__}: give TD3XCheckpointCallback to learn itself"
+    with pytest.raises(ValueError, match=said):
         model(seeded()).learn(60, callback)
 
 

@@ -15,6 +15,7 @@ from tests.tools import model
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 DAMAGES = 500 if SOAK else 40
+NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +26,16 @@ def saved(tmp_path_factory):
     return folder
 
 
-class TestDamaged:
-    def copy(self, saved, tmp_path):
-        shutil.copytree(saved, tmp_path / "run")
-        return tmp_path / "run"
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of them, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "run")
 
+
+class TestDamaged:
     @pytest.mark.timeout(3600 if SOAK else 300)
-    def test_any_cut_and_any_flipped_bit_is_found_and_named(self, saved, tmp_path):
+    def test_any_cut_and_any_flipped_bit_is_found_and_named(self, folder):
         chance = random.Random(1)
-        folder = self.copy(saved, tmp_path)
         newest = Store(folder).checkpoints()[-1]
         chunks = [folder / "replay" / chunk["file"] for chunk in newest.manifest["replay"]["chunks"]]
         victims = [*newest.path.iterdir(), *chunks]
@@ -50,8 +52,7 @@ class TestDamaged:
             victim.write_bytes(content)
         assert resume_run(folder, seeded()).num_timesteps == 100
 
-    def test_the_last_good_checkpoint_is_resumed_on_request(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_the_last_good_checkpoint_is_resumed_on_request(self, folder, saved):
         (folder / "td3x_100_steps" / "model.zip").write_bytes(b"")
         whole = resume_run(saved, seeded()).learn(120, resume=True)
         assert_same_run(whole, resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True))
@@ -62,34 +63,27 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
 
-    def test_a_save_removes_checkpoints_whose_manifest_is_damaged_and_what_is_left_of_others(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_a_save_removes_checkpoints_whose_manifest_is_damaged_and_what_is_left_of_others(self, folder):
         (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"{}")
         for leftover in (".td3x_20_steps.removed", ".td3x_90_steps.partial"):
             (folder / leftover).mkdir()
         save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["replay", "td3x_120_steps", "td3x_80_steps"]
 
-    def test_a_missing_manifest_is_damage(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
-        (folder / "td3x_100_steps" / "manifest.json").unlink()
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("is_pipe", [False, pytest.param(True, marks=NEEDS_PIPES)])
+    def test_a_missing_manifest_or_a_pipe_in_its_place_is_damage_and_is_not_waited_for(self, folder, is_pipe):
+        manifest = folder / "td3x_100_steps" / "manifest.json"
+        manifest.unlink()
+        if is_pipe:
+            os.mkfifo(manifest)
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
             resume_run(folder, seeded())
         assert resume_run(folder, seeded(), checkpoint=80).num_timesteps == 80
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+    @NEEDS_PIPES
     @pytest.mark.timeout(60)
-    def test_a_pipe_in_place_of_a_manifest_is_damage_and_is_not_waited_for(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
-        (folder / "td3x_100_steps" / "manifest.json").unlink()
-        os.mkfifo(folder / "td3x_100_steps" / "manifest.json")
-        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
-            resume_run(folder, seeded())
-
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-    @pytest.mark.timeout(60)
-    def test_a_pipe_that_a_forged_manifest_does_not_list_is_not_waited_for(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_a_pipe_that_a_forged_manifest_does_not_list_is_not_waited_for(self, folder):
         newest = folder / "td3x_100_steps"
         manifest = json.loads((newest / "manifest.json").read_text().partition("\n")[2])
         del manifest["files"]["state.pkl"]
@@ -99,8 +93,7 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.state\.pkl is not a file.*checkpoint=80"):
             resume_run(folder, seeded())
 
-    def test_of_two_with_as_many_steps_the_whole_one_is_resumed(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_of_two_with_as_many_steps_the_whole_one_is_resumed(self, folder):
         stopped_at_once = TD3XCheckpointCallback(20, folder)
         stopped_at_once.save_and_stop()
         resume_run(folder, seeded()).learn(120, stopped_at_once, resume=True)
@@ -109,14 +102,12 @@ class TestDamaged:
             resume_run(folder, seeded())
         assert resume_run(folder, seeded(), checkpoint=100).num_timesteps == 100
 
-    def test_a_folder_that_a_file_browser_left_in_a_checkpoint_is_no_damage(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_a_folder_that_a_file_browser_left_in_a_checkpoint_is_no_damage(self, folder):
         (folder / "td3x_100_steps" / ".ipynb_checkpoints").mkdir()
         assert resume_run(folder, seeded()).num_timesteps == 100
 
     @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
-    def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, saved, tmp_path, name):
-        folder = self.copy(saved, tmp_path)
+    def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, folder, tmp_path, name):
         shutil.copytree(folder / "td3x_80_steps", folder / name)
         save_run(resume_run(folder, seeded()).learn(120, resume=True), folder, keep_last=1)
         assert saved_steps(folder) == [120]
@@ -142,8 +133,7 @@ class TestDamaged:
         model(seeded(), seed=1).learn(60, TD3XCheckpointCallback(20, tmp_path, name_prefix=prefix, keep_last=1))
         assert [saved.path.name for saved in Store(tmp_path).checkpoints()] == [f"{prefix}_60_steps"]
 
-    def test_which_is_the_newest_does_not_depend_on_the_files_times(self, saved, tmp_path):
-        folder = self.copy(saved, tmp_path)
+    def test_which_is_the_newest_does_not_depend_on_the_files_times(self, folder):
         os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))
         assert Store(folder).find().steps == 100
         (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"")

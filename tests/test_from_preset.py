@@ -113,11 +113,6 @@ def test_an_environment_without_a_name_has_the_default_entry_and_the_policy_for_
     assert type(TD3X.from_preset(LineEnv(space), **SMALL).policy).__name__ == policy
 
 
-def test_a_preset_that_there_is_not_is_named():
-    with pytest.raises(ValueError, match="there is no preset 'best': choose from default"):
-        TD3X.from_preset("Pendulum-v1", "best")
-
-
 def test_a_subclass_makes_its_own_kind():
     class Own(TD3X):
         pass

@@ -136,11 +136,6 @@ def test_a_trusted_load_is_the_same_model(zipped):
     assert different == []
 
 
-def test_the_errors_survive_being_sent_between_processes():
-    error = UntrustedModelError("learning_rate", "a function", "model.zip")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-
-
 class TestBuffers:
     @pytest.mark.parametrize("kind", ["mlp", "dict", "her", "n-step", "vectorized noise"])
     def test_every_kind_comes_back_without_trust(self, kind, tmp_path):

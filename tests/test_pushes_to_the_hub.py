@@ -230,20 +230,13 @@ class TestTheCommand:
         assert printed.err.endswith(": pip install huggingface_hub\n")
 
 
-class TestAModelThatNeedsTrust:
-    @pytest.fixture
-    def scheduled(self, tmp_path):
-        run = RunDir.create(tmp_path, "Pendulum-v1")
-        run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": "Pendulum-v1"})
-        model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left).save(run.last_model)
-        return run
-
-    def test_is_written_when_asked_for_and_its_card_says_so(self, scheduled, tmp_path):
-        hub.write(scheduled, tmp_path / "here", REPO, episodes=1, trust=True)
-        _, text = card_of(tmp_path / "here")
-        assert "runs code of its author" in text
-        assert "trust=True)" in block(text, "python")
-        assert "td3x train" not in text  # the run does not say how it was made
+def test_a_model_that_needs_trust_is_written_when_asked_for_and_its_card_says_so(tmp_path):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))
+    hub.write(run, tmp_path / "here", REPO, episodes=1, trust=True)
+    _, text = card_of(tmp_path / "here")
+    assert "runs code of its author" in text
+    assert "trust=True)" in block(text, "python")
+    assert "td3x train" not in text  # the run does not say how it was made
 
 
 def test_statistics_that_need_trust_are_said_to(tmp_path):

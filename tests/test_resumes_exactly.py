@@ -53,7 +53,6 @@ class OwnBuffer(ReplayBuffer):
 
 OWN_CLASS = "three critics with batch norm and dropout"
 SETTINGS = {
-    "plain": {},
     "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.3))},
     "a full buffer": {"buffer_size": 45},
     "one array of observations": {
@@ -249,8 +248,6 @@ class TestAfterAnErrorBeforeTheFirstStep:
         assert evaluated.evaluations_results == expected.evaluations_results
         assert [resumption["steps"] for resumption in resumed.resumptions] == [50]
         assert_same_run(expected.model, resumed)
-        with pytest.raises(ValueError, match="resume=True"):
-            resume_run(tmp_path, seeded(env)).learn(80)
 
 
 class TestSaysWhatIsNotExact:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import (
-    EveryNTimesteps,
     StopTrainingOnMaxEpisodes,
 )
 from stable_baselines3.common.noise import NormalActionNoise
@@ -87,27 +86,20 @@ class TestTheReplayBuffer:
 
 
 class TestWhenItSaves:
-    def steps(self, tmp_path):
-        return saved_steps(tmp_path)
-
     def test_waits_for_the_end_of_the_episode_but_not_forever(self, tmp_path):
         model(seeded()).learn(50, TD3XCheckpointCallback(15, tmp_path / "short", keep_last=9))
-        assert self.steps(tmp_path / "short") == [0, 20, 40, 50]
+        assert saved_steps(tmp_path / "short") == [0, 20, 40, 50]
         model(seeded(length=1000)).learn(50, TD3XCheckpointCallback(15, tmp_path / "long", keep_last=9))
-        assert self.steps(tmp_path / "long") == [0, 29, 44, 50]
+        assert saved_steps(tmp_path / "long") == [0, 29, 44, 50]
 
     def test_saves_as_often_as_asked_however_long_episodes_and_rollouts_are(self, tmp_path):
         model(seeded(length=1000), train_freq=8).learn(96, TD3XCheckpointCallback(15, tmp_path, keep_last=9))
-        assert self.steps(tmp_path) == [0, 24, 40, 56, 72, 88, 96]
+        assert saved_steps(tmp_path) == [0, 24, 40, 56, 72, 88, 96]
 
     def test_several_environments_are_not_waited_for(self, tmp_path):
         env = DummyVecEnv([lambda length=length: LineEnv(length=length) for length in (7, 11)])
         model(env).learn(100, TD3XCheckpointCallback(10, tmp_path, keep_last=9))
-        assert self.steps(tmp_path) == [0, 20, 40, 60, 80, 100]
-
-    def test_inside_an_event_callback_it_says_that_it_could_not(self, tmp_path):
-        with pytest.raises(ValueError, match="inside EveryNTimesteps: give TD3XCheckpointCallback to learn itself"):
-            model(seeded()).learn(50, EveryNTimesteps(10, TD3XCheckpointCallback(1, tmp_path)))
+        assert saved_steps(tmp_path) == [0, 20, 40, 60, 80, 100]
 
     @pytest.mark.parametrize(
         ("name", "value"), [("keep_last", 0), ("keep_last", 1.5), ("name_prefix", ".run"), ("name_prefix", "a/b")]
@@ -125,7 +117,7 @@ class TestWhenItSaves:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("{}")
         model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
-        assert self.steps(tmp_path) == [40, 60]
+        assert saved_steps(tmp_path) == [40, 60]
         assert all((tmp_path / name).read_text() == "{}" for name in theirs)
 
     def test_inside_a_step_it_is_refused(self, tmp_path):
@@ -134,7 +126,7 @@ class TestWhenItSaves:
 
         with pytest.raises(ValueError, match="_on_rollout_start"):
             model(seeded()).learn(50, save)
-        assert self.steps(tmp_path) == []
+        assert saved_steps(tmp_path) == []
 
     def test_names_the_class_whose_state_it_cannot_hold(self, tmp_path):
         class Own(StopTrainingOnMaxEpisodes):
@@ -143,11 +135,11 @@ class TestWhenItSaves:
 
         with pytest.raises(CheckpointError, match=r"the state of the run: .*LineEnv"):
             model(seeded()).learn(50, [Own(5), TD3XCheckpointCallback(20, tmp_path)])
-        assert self.steps(tmp_path) == []
+        assert saved_steps(tmp_path) == []
 
     def test_a_callback_that_ends_training_leaves_the_last_whole_state(self, tmp_path):
         model(seeded()).learn(100, [StopTrainingOnMaxEpisodes(3), TD3XCheckpointCallback(20, tmp_path)])
-        assert self.steps(tmp_path) == [20, 40]
+        assert saved_steps(tmp_path) == [20, 40]
 
     def test_a_request_to_stop_that_comes_while_learn_begins_stops_it_once(self, tmp_path):
         saving = TD3XCheckpointCallback(20, tmp_path)
@@ -185,6 +177,6 @@ class TestWhenItSaves:
 
     def test_the_last_ones_are_kept_and_a_finished_run_can_be_extended(self, tmp_path):
         model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
-        assert self.steps(tmp_path) == [40, 60]
+        assert saved_steps(tmp_path) == [40, 60]
         assert Store(tmp_path).checkpoints()[-1].is_finished
         assert resume_run(tmp_path, seeded()).learn(90, resume=True).num_timesteps == 90

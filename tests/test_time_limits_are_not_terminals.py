@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 
 from sb3_td3x.td3x import losses
 from tests.tools import LineEnv, model
@@ -58,10 +57,3 @@ def test_n_step_returns_by_hand_stop_at_the_end_of_the_episode(terminates):
     assert discounts[0] == pytest.approx(gamma**3)
     if not terminates:
         assert discounts == pytest.approx([gamma**3, gamma**3, gamma**2, gamma])
-
-
-def test_float64_actions_are_stored_and_trained_in_float32():
-    env = LineEnv(action_space=spaces.Box(-2.0, 2.0, (2,), dtype=np.float64))
-    algorithm = model(env).learn(40)
-    assert algorithm.replay_buffer.actions.dtype == np.float32
-    assert algorithm._n_updates > 0

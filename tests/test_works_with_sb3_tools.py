@@ -64,6 +64,7 @@ def test_actions_stay_in_any_box(bounds, dtype):
 
     algorithm = trains(model(Watched(action_space=space), action_noise=0.5))
     assert seen[0].shape == space.shape
+    assert algorithm.replay_buffer.actions.dtype == np.float32
     assert np.abs(algorithm.replay_buffer.actions).max() <= 1
     assert algorithm.predict(np.ones(3, np.float32))[0].shape == space.shape
 

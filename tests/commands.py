@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.results.run_dir import RunDir
@@ -17,11 +18,11 @@ def prepared(tmp_path, env_id, overrides=FAST, **kwargs):
     return experiment.prepare(experiment.Experiment(env_id, overrides=overrides, out=tmp_path, device="cpu", **kwargs))
 
 
-def td3x(*arguments, expect=0, **kwargs):
+def td3x(*arguments, **kwargs):
     """Run the command in a process of its own, and return what it printed."""
     result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
     out, err = result.communicate(timeout=300)
-    assert result.returncode == expect, out + err
+    assert result.returncode == 0, out + err
     return out + err
 
 
@@ -38,6 +39,15 @@ def saved_run(tmp_path, env_id, algorithm):
     run.write_settings({"policy": "MlpPolicy"}, {"algo": "td3x", "env": env_id})
     algorithm.save(run.last_model)
     return run
+
+
+def wait_until(condition, process=None, seconds=120):
+    """Until it holds; without ``process``, if one is given, it never would."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
 
 
 def stop_after(monkeypatch, steps, number=signal.SIGINT):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,7 +19,7 @@ from sb3_td3x.cli import progress, train
 from sb3_td3x.common import registration
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment, play
-from tests.commands import FAST, QUICK, prepared, saved_run
+from tests.commands import FAST, QUICK, prepared, saved_run, wait_until
 from tests.tools import LineEnv, model
 
 PENDULUM = ["train", "--env", "Pendulum-v1", "--no-video", *QUICK]
@@ -86,10 +85,7 @@ class TestOptions:
         monkeypatch.setenv("WANDB_SILENT", "true")
         heard(*PENDULUM, "--steps", 100, "--track", "wandb")
         (log,) = (tmp_path / "td3x" / "Pendulum-v1_1" / "wandb").glob("offline-run-*/*.wandb")
-        deadline = time.monotonic() + 60
-        while b"eval/mean_reward" not in log.read_bytes():  # wandb's own process writes it
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: b"eval/mean_reward" in log.read_bytes())  # wandb's own process writes it
         assert b"learning_starts" in log.read_bytes()
 
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):

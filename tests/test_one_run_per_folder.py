@@ -18,6 +18,7 @@ from sb3_td3x.errors import CheckpointError, LockLostError, RunLockedError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from sb3_td3x.runs.experiment import Experiment, prepare
+from tests.commands import wait_until
 from tests.resuming import leave_lock, saved_steps, seeded
 from tests.tools import model
 
@@ -89,10 +90,7 @@ class TestOneWriter:
 
     def test_one_whose_parent_does_not_ask_how_it_ended_is_taken_over(self, tmp_path):
         process = subprocess.Popen([sys.executable, "-c", ""])
-        deadline = time.monotonic() + 20
-        while not lock._is_zombie(process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: lock._is_zombie(process.pid))
         leave_lock(tmp_path, pid=process.pid, start=None)
         with RunLock(tmp_path):
             pass
@@ -166,7 +164,4 @@ class TestOneWriter:
     def test_its_heart_beats(self, tmp_path):
         with RunLock(tmp_path):
             os.utime(tmp_path / "lock", times=(0, 0))
-            deadline = time.monotonic() + 20
-            while (tmp_path / "lock").stat().st_mtime < 1:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: (tmp_path / "lock").stat().st_mtime > 1)

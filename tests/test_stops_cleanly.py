@@ -15,7 +15,7 @@ from stable_baselines3.common.callbacks import ConvertCallback
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
-from tests.commands import FAST, start
+from tests.commands import FAST, start, wait_until
 from tests.resuming import OpenLineEnv, assert_same_run, seeded
 from tests.tools import LineEnv, model
 
@@ -73,14 +73,6 @@ class TestInsideAnEpisode:
         assert learner.num_timesteps == learner.replay_buffer.size() == 25
         with pytest.warns(UserWarning, match=f"not restored exactly: .*{reason}"):
             assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60
-
-
-def wait_until(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
 
 
 def begun(tmp_path, env_id, *arguments):

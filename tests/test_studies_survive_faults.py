@@ -16,16 +16,9 @@ from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.errors import RunLockedError
 from sb3_td3x.runs import runners
 from sb3_td3x.runs.study import StudyFolder
-from tests.commands import start
+from tests.commands import start, wait_until
 from tests.resuming import leave_lock
 from tests.studies import Outcome, made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed, train_and_lose_env
-
-
-def wait_until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def attempts(path, run):

@@ -7,8 +7,8 @@ from sb3_td3x.td3x import compiled
 from tests.tools import feed, model, weights, without_output
 
 
-def noise(seed, size=8, dtype=th.float32):
-    return th.randn(size, 1, generator=th.Generator().manual_seed(seed)).to(dtype)
+def noise(seed, size=8):
+    return th.randn(size, 1, generator=th.Generator().manual_seed(seed))
 
 
 def ready(path, **kwargs):
@@ -22,7 +22,7 @@ def pair(**kwargs):
     return ready("plain", **kwargs), ready("compiled", **kwargs)
 
 
-def train(algorithm, batches, first=0, **kwargs):
+def train(algorithm, batches, first=0):
     batches = list(batches)
     feed(algorithm, batches, [noise(first + index, len(batch.rewards)) for index, batch in enumerate(batches)])
     for batch in batches:

@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -20,9 +20,9 @@ from sb3_td3x import TD3X, NonFiniteError, __version__, cli, load_vecnormalize
 from sb3_td3x.cli import train
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
-from tests.commands import FAST, QUICK, prepared, start, td3x
+from tests.commands import FAST, QUICK, prepared, start, td3x, wait_until
 from tests.studies import study
-from tests.tools import LineEnv
+from tests.tools import LineEnv, Spoilt, without_observation
 
 
 def test_tells_its_version():
@@ -87,13 +87,7 @@ class TestTrain:
         assert run.folder.curve.exists()
 
     def test_a_nan_never_gets_into_the_normalization_and_the_best_models_is_kept(self, tmp_path, registered):
-        class TurnsBad(LineEnv):
-            def step(self, action):
-                observation, *rest = super().step(action)
-                self.steps = getattr(self, "steps", 0) + 1
-                return (observation * np.nan if self.steps == 95 else observation), *rest
-
-        registered("Bad-v0", TurnsBad)
+        registered("Bad-v0", partial(Spoilt, 95, without_observation))
         normalize = "normalize={norm_obs: true, norm_reward: false}"
         run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=40, eval_episodes=1, overrides=(normalize, *FAST))
         with pytest.raises(NonFiniteError, match="environment step 95"):
@@ -128,10 +122,7 @@ class TestTrain:
         arguments += ["--set", "accelerate=plain"]
         process = start("train", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         run = tmp_path / "td3x" / "Pendulum-v1_1"
-        deadline = time.monotonic() + 120
-        while not (run / "curve.png").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until((run / "curve.png").exists, process)
         os.killpg(process.pid, number)  # as a terminal and Slurm do: to the environments' processes too
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 1, printed

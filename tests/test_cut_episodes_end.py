@@ -24,8 +24,8 @@ class CountingEnv(LineEnv):
 
     episodes = itertools.count()
 
-    def __init__(self, observation_space=None):
-        super().__init__(observation_space or spaces.Box(0, 1e6, (2,)))
+    def __init__(self, observation_space=None, **kwargs):
+        super().__init__(observation_space or spaces.Box(0, 1e6, (2,)), **kwargs)
 
     def reset(self, **kwargs):
         self.episode = next(self.episodes)
@@ -40,9 +40,9 @@ class CountingEnv(LineEnv):
 
 
 class CountingGoalEnv(CountingEnv):
-    def __init__(self):
+    def __init__(self, **kwargs):
         keys = ("observation", "achieved_goal", "desired_goal")
-        super().__init__(spaces.Dict({key: spaces.Box(0, 1e6, (2,)) for key in keys}))
+        super().__init__(spaces.Dict({key: spaces.Box(0, 1e6, (2,)) for key in keys}), **kwargs)
 
     def _observe(self, space):
         return dict.fromkeys(space, super()._observe(space))
@@ -193,15 +193,9 @@ class TestAnEpisodeThatIsCut:
     @pytest.mark.parametrize("learning_starts", [25, 60])
     def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts, tmp_path):
         """SB3 stops with an error if no episode has ended when training begins."""
-
-        class LongGoalEnv(CountingGoalEnv):
-            def __init__(self):
-                super().__init__()
-                self.length = 61
-
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
         model(CountingGoalEnv(), **settings, learning_starts=learning_starts).learn(30).save(tmp_path / "model")
-        algorithm = TD3X.load(tmp_path / "model", env=LongGoalEnv())
+        algorithm = TD3X.load(tmp_path / "model", env=CountingGoalEnv(length=61))
         updates = algorithm._n_updates
         assert algorithm.learn(60, reset_num_timesteps=False)._n_updates == updates
         assert algorithm.learn(10, reset_num_timesteps=False)._n_updates == updates + 10
@@ -214,17 +208,12 @@ class TestAnEpisodeThatIsCut:
             model(env, **settings, learning_starts=100).learn(240)
 
     def test_episodes_that_never_end_warn(self, tmp_path):
-        class EndlessGoalEnv(CountingGoalEnv):
-            def __init__(self):
-                super().__init__()
-                self.length = 10**9
-
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
         with pytest.warns(UserWarning, match=r"nothing is learned yet.*Give the environment a time limit"):
-            assert model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(1010)._n_updates == 0
+            assert model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(1010)._n_updates == 0
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            model(EndlessGoalEnv(), **settings, buffer_size=2000).learn(990)
+            model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(990)
             algorithm = model(CountingGoalEnv(), **settings).learn(110)
             algorithm.save(tmp_path / "model")
             loaded = TD3X.load(tmp_path / "model", env=CountingGoalEnv(), learning_starts=0)

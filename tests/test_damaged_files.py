@@ -17,12 +17,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.saving import model_zip
-from tests.tools import LineEnv, largest_difference, model, weights
+from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, with_attributes, with_pickle
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 CASES = 2_000 if SOAK else 200
-OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 many = settings(
     max_examples=CASES, deadline=None, derandomize=not SOAK, database=None, suppress_health_check=list(HealthCheck)

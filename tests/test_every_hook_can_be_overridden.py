@@ -6,11 +6,10 @@ import pytest
 from stable_baselines3 import TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import polyak_update
-from torch import nn
 
 from sb3_td3x import TD3X
 from sb3_td3x.common.resumable import Resumable
-from tests.tools import SMALL, LineEnv, largest_difference, model, weights
+from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, weights
 
 HOOKS = sorted(
     name
@@ -87,12 +86,6 @@ def test_a_subclass_may_replace_what_a_rollout_does(name):
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base):
-    class Extractor(nn.Sequential):
-        features_dim = 3
-
-        def __init__(self, space):
-            super().__init__(nn.BatchNorm1d(3))
-
     class Own(base):
         def train(self, gradient_steps, batch_size=100):
             super().train(gradient_steps, batch_size)
@@ -101,6 +94,6 @@ def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base
                 assert [tensor.shape for tensor in online] == [tensor.shape for tensor in target] == [(3,), (3,)]
                 polyak_update(online, target, 1.0)
 
-    trained = model(cls=Own, policy_kwargs={**SMALL, "features_extractor_class": Extractor}).learn(40)
+    trained = model(cls=Own, policy_kwargs={**SMALL, "features_extractor_class": BatchNorm}).learn(40)
     assert trained._n_updates == 30
     assert trained.critic_batch_norm_stats[0].abs().sum() > 0

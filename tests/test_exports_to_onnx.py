@@ -15,10 +15,11 @@ from torch import nn
 
 from sb3_td3x import TD3X, __version__
 from sb3_td3x.td3x import onnx
-from tests.tools import LineEnv, model
+from tests.tools import LineEnv, Samples, model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
+TWO = spaces.Box(-1, 1, (2,))
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 ODD_BOUNDS = spaces.Box(np.array([[-3.0, 0.0], [5.0, -2.0]]), np.array([[-1.0, 10.0], [5.5, 9.0]]), dtype=np.float64)
 
@@ -89,7 +90,7 @@ class TestTheGraphActsAsPredict:
         counts = {"kind": spaces.Discrete(4), "kinds": spaces.MultiDiscrete([2, 3]), "switches": spaces.MultiBinary(3)}
         boxes = {"speed": spaces.Box(-9, 9, (3,)), "action": spaces.Box(-1, 1, (2, 2)), "view": PICTURE}
         space = spaces.Dict({**counts, **boxes})
-        env = normalized(VecTransposeImage(DummyVecEnv([lambda: Observing(space)])), norm_obs_keys=["speed"])
+        env = normalized(VecTransposeImage(DummyVecEnv([lambda: Samples(space, TWO)])), norm_obs_keys=["speed"])
         algorithm = model(env, "MultiInputPolicy")
         session = exported(algorithm, tmp_path / "dict.onnx")
         assert {tensor.name: tensor.shape[1:] for tensor in session.get_inputs()} == {
@@ -101,7 +102,7 @@ class TestTheGraphActsAsPredict:
 
     def test_with_a_dict_whose_only_key_is_observation(self, tmp_path):
         space = spaces.Dict({"observation": spaces.Box(-9, 9, (3,))})
-        algorithm = model(Observing(space), "MultiInputPolicy")
+        algorithm = model(Samples(space, TWO), "MultiInputPolicy")
         require_equal_actions(exported(algorithm, tmp_path / "one.onnx"), algorithm, space)
 
     @pytest.mark.parametrize("env", [None, LineEnv(PICTURE)])
@@ -132,19 +133,6 @@ class TestTheGraphActsAsPredict:
         }  # fmt: skip
         assert str(Path(onnx.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
         assert [path.name for path in folder.iterdir()] == ["given.onnx"]  # the weights are inside
-
-
-class Observing(gym.Env):
-    """Its observations are drawn from their space."""
-
-    def __init__(self, space):
-        self.observation_space, self.action_space = space, spaces.Box(-1, 1, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 class WithDropout(FlattenExtractor):

@@ -20,7 +20,7 @@ Pendulum-v1:
   n_envs: 2
   gamma: 0.9
   normalize: {norm_reward: false}
-  env_wrapper: gymnasium.wrappers.RescaleAction:{min_action: -1, max_action: 1}
+  env_wrapper: {gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}}
   policy_kwargs: {net_arch: [8]}
 """
 
@@ -28,10 +28,8 @@ Pendulum-v1:
 @pytest.fixture
 def own(tmp_path):
     """A preset in a file of the user's, which asks for environments, a wrapper and normalization."""
-    wrapper = "{gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}}"
-    path = tmp_path / "own.yml"
-    path.write_text(FILE.replace("gymnasium.wrappers.RescaleAction:{min_action: -1, max_action: 1}", wrapper))
-    return str(path)
+    (tmp_path / "own.yml").write_text(FILE)
+    return str(tmp_path / "own.yml")
 
 
 def rescaled():

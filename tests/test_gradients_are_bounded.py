@@ -9,8 +9,8 @@ from tests.tools import SMALL, largest_difference, model, train_on, weights, wit
 SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
 
 
-def ready(path="plain", **kwargs):
-    return without_output(model(accelerate=path, batch_size=8, policy_delay=1, **kwargs))
+def ready(**kwargs):
+    return without_output(model(batch_size=8, policy_delay=1, **kwargs))
 
 
 def moved(algorithm, before, network):

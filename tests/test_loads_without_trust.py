@@ -14,14 +14,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
-from tests.tools import SMALL, LineEnv, equal, largest_difference, model, weights, without_constructor
-
-OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-
-
-def line_envs(count):
-    return DummyVecEnv([LineEnv] * count)
-
+from tests.tools import OBSERVATIONS, SMALL, LineEnv, equal, largest_difference, line_envs, model, weights, without_constructor
 
 IMAGES = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,)), "image": spaces.Box(0, 255, (2, 2), np.uint8)})
@@ -108,8 +101,7 @@ UNTRUSTED = {
 @pytest.mark.parametrize("field", UNTRUSTED)
 def test_what_needs_trust_is_saved_and_named_and_can_be_given(field, tmp_path):
     arguments, held, instead = UNTRUSTED[field]
-    policy = arguments.pop("policy", "MlpPolicy") if "policy" in arguments else "MlpPolicy"
-    model(policy=policy, **arguments).save(tmp_path / "model")
+    model(**arguments).save(tmp_path / "model")
     with pytest.raises(
         UntrustedModelError, match=rf"{field} holds .*{held}.*trust=True.*custom_objects={{'{field}'"
     ) as caught:

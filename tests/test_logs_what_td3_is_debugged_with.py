@@ -18,7 +18,6 @@ from stable_baselines3.common.callbacks import LogEveryNTimesteps
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
@@ -26,7 +25,7 @@ from sb3_td3x.td3x.compiled import _has_compiler
 from sb3_td3x.td3x.diagnostics import measure
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, weights
+from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, random_batch, weights
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train/q_mean", "train/target_mean", "train/twin_gap", "train/action_saturation"}
@@ -163,17 +162,6 @@ class OwnGenerator(ReplayBuffer):
 
     def sample(self, batch_size, env=None):
         return self._get_samples(self.own.integers(self.size(), size=batch_size), env)
-
-
-class BatchNorm(FlattenExtractor):
-    """In training mode every forward pass moves its statistics."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
-        self.norm = th.nn.BatchNorm1d(self.features_dim)
-
-    def forward(self, observations):
-        return self.norm(super().forward(observations))
 
 
 class TestARunWithALogEqualsOneWithout:

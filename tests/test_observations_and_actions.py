@@ -7,16 +7,9 @@ import torch as th
 from gymnasium import spaces
 
 from sb3_td3x import MultiInputPolicy, TD3XPolicy
-from tests.tools import LineEnv, model
+from tests.tools import LineEnv, Samples, model
 
 VECTOR = spaces.Box(-1, 1, (2,))
-
-
-class Samples(LineEnv):
-    """Its observations are drawn from the space, whatever that is."""
-
-    def _observe(self, space):
-        return space.sample()
 
 
 REFUSED = {

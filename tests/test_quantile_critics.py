@@ -13,15 +13,24 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X, TD3XPolicy
 from sb3_td3x.td3x import losses
 from tests.reference.quantiles_by_the_paper import quantile_huber
-from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import (
+    OBSERVATIONS,
+    SMALL,
+    LineEnv,
+    largest_difference,
+    model,
+    random_batch,
+    train_on,
+    weights,
+    without_output,
+)
 
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 GOLDEN = Path(__file__).parent / "golden"
-OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
-def ready(path="plain", **kwargs):
-    return without_output(model(accelerate=path, batch_size=8, **{**QUANTILES, **kwargs}))
+def ready(**kwargs):
+    return without_output(model(batch_size=8, **{**QUANTILES, **kwargs}))
 
 
 def random_case(seed, critics=2, n=5, m=6):

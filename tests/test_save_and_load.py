@@ -16,9 +16,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, resume_run
 from sb3_td3x.saving.model_zip import FORMAT_VERSION
-from tests.tools import LineEnv, largest_difference, model, weights
-
-OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
 
 
 @pytest.fixture

@@ -18,13 +18,20 @@ from sb3_td3x import TD3X, ModelFileError, NonFiniteError
 from sb3_td3x.runs import experiment, play
 from tests.commands import prepared
 from tests.paths import noise, optimizer_states, ready, train
-from tests.tools import LineEnv, equal, feed, largest_difference, model, random_batch, weights
+from tests.tools import (
+    LineEnv,
+    Spoilt,
+    equal,
+    feed,
+    largest_difference,
+    line_envs,
+    model,
+    random_batch,
+    weights,
+    without_observation,
+)
 
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-
-
-def line_envs(count):
-    return DummyVecEnv([LineEnv for _ in range(count)])
 
 
 class TestNStepAfterLoad:
@@ -216,27 +223,12 @@ class TestNoiseOfTheWrongSize:
 
 
 class TestNotANumber:
-    class Broken(LineEnv):
-        """Turns bad at its 31st step."""
-
-        def __init__(self, where, value, **kwargs):
-            super().__init__(**kwargs)
-            self.where, self.value, self.steps = where, value, 0
-
-        def step(self, action):
-            observation, reward, terminated, truncated, info = super().step(action)
-            self.steps += 1
-            if self.steps == 31:
-                if self.where == "reward":
-                    reward = self.value
-                else:
-                    observation = np.full_like(observation, self.value)
-            return observation, reward, terminated, truncated, info
-
-    @pytest.mark.parametrize(("where", "value"), [("reward", np.inf), ("observation", np.nan)])
+    @pytest.mark.parametrize(
+        ("where", "spoil"), [("reward", lambda o, _, *rest: (o, np.inf, *rest)), ("observation", without_observation)]
+    )
     @pytest.mark.parametrize("normalize", [False, True])
-    def test_from_the_environment_is_named_and_kept_out_of_buffer_and_weights(self, where, value, normalize):
-        env = DummyVecEnv([lambda: self.Broken(where, value)])
+    def test_from_the_environment_is_named_and_kept_out_of_buffer_and_weights(self, where, spoil, normalize):
+        env = DummyVecEnv([lambda: Spoilt(31, spoil)])
         algorithm = model(env := VecNormalize(env) if normalize else env)
         with pytest.raises(NonFiniteError, match=rf"{where} is not finite at environment step 31") as raised:
             algorithm.learn(100)
@@ -263,7 +255,7 @@ class TestNotANumber:
         assert algorithm.learn(20, reset_num_timesteps=False).num_timesteps == 20
 
     def test_in_a_terminal_observation_is_named(self):
-        algorithm = model(self.Broken("observation", np.nan, length=31))
+        algorithm = model(Spoilt(31, without_observation, length=31))
         with pytest.raises(NonFiniteError, match="terminal observation"):
             algorithm.learn(100)
 

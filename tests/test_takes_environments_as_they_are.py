@@ -18,7 +18,7 @@ from sb3_td3x import TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common import vec_envs
 from sb3_td3x.errors import EnvironmentDiedError, NonFiniteError
 from sb3_td3x.runs.environments import EpisodeSeeds
-from tests.tools import LineEnv, model
+from tests.tools import LineEnv, Spoilt, model
 
 DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
@@ -119,19 +119,6 @@ def test_what_an_environment_says_to_be_inside_it_need_not_be_one():
     assert model(Simulated()).learn(30).num_timesteps == 30
 
 
-class Spoilt(LineEnv):
-    """Returns something else than it should at one step."""
-
-    def __init__(self, at, spoil):
-        super().__init__()
-        self.left, self.spoil = at, spoil
-
-    def step(self, action):
-        self.left -= 1
-        result = super().step(action)
-        return self.spoil(*result) if self.left == 0 else result
-
-
 class TestWhatCannotBeLearnedFrom:
     def learn(self, spoil, env=DummyVecEnv):
         return model(env([lambda: Spoilt(15, spoil)])).learn(30)
@@ -177,27 +164,13 @@ class TestWhatCannotBeLearnedFrom:
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
 
 
-EXIT = partial(os._exit, 3)
-
-
-class Ending(LineEnv):
-    """Its process ends, or hangs, at one step."""
-
-    def __init__(self, at=0, how=EXIT):
-        super().__init__()
-        self.left, self.how = at, how
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            self.how()
-        return super().step(action)
+ENDING = partial(Spoilt, spoil=lambda *_: os._exit(3))
 
 
 @pytest.mark.timeout(120)
 class TestProcessesOfEnvironments:
     def test_that_end_are_all_named_and_none_stays(self):
-        env = SubprocVecEnv([Ending, partial(Ending, 15), Ending, partial(Ending, 15)])
+        env = SubprocVecEnv([LineEnv, partial(ENDING, 15), LineEnv, partial(ENDING, 15)])
         processes = env.processes
         with pytest.raises(EnvironmentDiedError, match=r"environment 1, 3 ended with exit code 3, 3") as caught:
             model(env, gradient_steps=0).learn(100)
@@ -220,7 +193,7 @@ class TestProcessesOfEnvironments:
         env.close()
 
     def test_leave_a_run_to_resume(self, tmp_path):
-        env = SubprocVecEnv([Ending, partial(Ending, 25)])
+        env = SubprocVecEnv([LineEnv, partial(ENDING, 25)])
         with pytest.raises(EnvironmentDiedError):
             model(env).learn(200, TD3XCheckpointCallback(10, tmp_path))
         with pytest.warns(UserWarning, match="not restored exactly"):
@@ -229,7 +202,7 @@ class TestProcessesOfEnvironments:
 
     def test_that_hang_do_not_keep_the_run_from_closing(self, monkeypatch):
         monkeypatch.setattr(vec_envs, "CLOSE_TIMEOUT", 0.3)
-        env = SubprocVecEnv([Ending, partial(Ending, 1, partial(time.sleep, 1000))])
+        env = SubprocVecEnv([LineEnv, partial(Spoilt, 1, lambda *_: time.sleep(1000))])
         env.reset()
         env.step_async(np.zeros((2, 1)))
         vec_envs.close_env(env)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import BatchNorm, largest_difference, model, random_batch, train_on, weights, without_output
 
 
 def test_twins_start_different_and_targets_start_equal():
@@ -65,18 +65,7 @@ def test_target_noise_is_drawn_per_transition_and_per_action_dimension():
 
 
 def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
-    class NormalizedExtractor(th.nn.Module):
-        def __init__(self, space):
-            super().__init__()
-            self.features_dim = space.shape[0]
-            self.norm = th.nn.BatchNorm1d(self.features_dim)
-
-        def forward(self, observations):
-            return self.norm(observations)
-
-    algorithm = without_output(
-        model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": NormalizedExtractor})
-    )
+    algorithm = without_output(model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": BatchNorm}))
     train_on(algorithm, range(2))
     source, target = algorithm.critic.features_extractor.norm, algorithm.critic_target.features_extractor.norm
     assert source.running_mean.abs().max() > 0

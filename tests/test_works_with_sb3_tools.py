@@ -13,7 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Combine
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import LineEnv, largest_difference, model, weights
+from tests.tools import LineEnv, Samples, largest_difference, model, weights
 
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 DICTIONARY = spaces.Dict({"position": spaces.Box(-10, 10, (2,)), "speed": spaces.Box(-10, 10, (3,))})
@@ -253,8 +253,4 @@ def test_a_discrete_or_unbounded_action_space_is_refused(space, message):
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(4)], ids=repr)
 def test_observations_that_are_no_box(space):
-    class Any(LineEnv):
-        def _observe(self, space):
-            return space.sample()
-
-    trains(model(Any(space)))
+    trains(model(Samples(space)))

@@ -8,7 +8,9 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
 
@@ -51,6 +53,54 @@ class LineEnv(gym.Env):
         return np.clip(np.full(space.shape, self.position), -10, 10).astype(space.dtype)
 
 
+class Samples(LineEnv):
+    """Its observations are drawn from the space, whatever that is."""
+
+    def _observe(self, space):
+        return space.sample()
+
+
+class Spoilt(LineEnv):
+    """
+    Returns something else than it should at one step of all its episodes, or does not return.
+
+    :param at: the number of that step, from 1 on
+    :param spoil: takes what the step would return and gives what it returns
+    """
+
+    def __init__(self, at, spoil, **kwargs):
+        super().__init__(**kwargs)
+        self.left, self.spoil = at, spoil
+
+    def step(self, action):
+        self.left -= 1
+        result = super().step(action)
+        return self.spoil(*result) if self.left == 0 else result
+
+
+def without_observation(observation, *rest):
+    """Spoils a step with an observation of NaN."""
+    return observation * np.nan, *rest
+
+
+def line_envs(count):
+    return DummyVecEnv([LineEnv] * count)
+
+
+OBSERVATIONS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)  # four of a ``LineEnv``
+
+
+class BatchNorm(FlattenExtractor):
+    """In training mode every forward pass moves its statistics."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations):
+        return self.norm(super().forward(observations))
+
+
 def model(env=None, policy="MlpPolicy", *, cls=TD3X, **kwargs):
     """A model that is quick to build and to train; its critics are TD3's, unless a test asks for quantiles."""
     kwargs = {"policy_kwargs": SMALL, "buffer_size": 1000, "learning_starts": 10, "batch_size": 8, "seed": 0, **kwargs}
@@ -80,7 +130,7 @@ def filled(cls, transitions, size=32, n_envs=2):
     return buffer
 
 
-def random_batch(seed, batch=8, observation_dim=3, action_dim=1, dtype=th.float32):
+def random_batch(seed, batch=8, action_dim=1, dtype=th.float32):
     """A batch whose numbers are exact in float32, with some terminations."""
     random = np.random.default_rng(seed)
 
@@ -88,9 +138,9 @@ def random_batch(seed, batch=8, observation_dim=3, action_dim=1, dtype=th.float3
         return th.as_tensor(values.astype(np.float32)).to(dtype)
 
     return ReplayBufferSamples(
-        observations=tensor(random.normal(size=(batch, observation_dim))),
+        observations=tensor(random.normal(size=(batch, 3))),
         actions=tensor(random.uniform(-1, 1, size=(batch, action_dim))),
-        next_observations=tensor(random.normal(size=(batch, observation_dim))),
+        next_observations=tensor(random.normal(size=(batch, 3))),
         dones=tensor(random.random((batch, 1)) < 0.3),
         rewards=tensor(random.normal(size=(batch, 1))),
     )

@@ -26,6 +26,14 @@ def saved(tmp_path):
     return algorithm, tmp_path / "model.zip"
 
 
+def test_a_link_is_written_through(saved, tmp_path):
+    algorithm, path = saved
+    (tmp_path / "latest.zip").symlink_to(tmp_path / "elsewhere.zip")
+    algorithm.save(tmp_path / "latest")
+    assert (tmp_path / "latest.zip").is_symlink()
+    assert largest_difference(weights(TD3X.load(tmp_path / "elsewhere")), weights(algorithm)) == 0
+
+
 def test_loading_without_an_environment_is_enough_to_act(saved):
     algorithm, path = saved
     loaded = TD3X.load(str(path).removesuffix(".zip"))

@@ -148,7 +148,7 @@ def save(
         path.write(zipped.getbuffer())
         return
     path = pathlib.Path(path)
-    path = path if path.suffix else pathlib.Path(f"{path}.zip")  # as SB3 names it
+    path = (path if path.suffix else pathlib.Path(f"{path}.zip")).resolve()  # as SB3 names it; a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
         partial.write_bytes(zipped.getbuffer())

@@ -27,7 +27,7 @@ def saved(tmp_path):
 
 
 def test_a_link_is_written_through(saved, tmp_path):
-    algorithm, path = saved
+    algorithm, _ = saved
     (tmp_path / "latest.zip").symlink_to(tmp_path / "elsewhere.zip")
     algorithm.save(tmp_path / "latest")
     assert (tmp_path / "latest.zip").is_symlink()

@@ -31,7 +31,7 @@ from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled
 from tests.resuming import OpenLineEnv, assert_same_run, run_twice, saved_steps, seeded
-from tests.tools import LineEnv, model
+from tests.tools import LineEnv, model, weights
 
 
 class NoisyExtractor(FlattenExtractor):

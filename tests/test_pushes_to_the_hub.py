@@ -105,6 +105,7 @@ class TestTheRepository:
         folder = RunDir(tmp_path, env_id)
         folder.write_settings(run.config(), {**run.arguments(), "env": env_id})
         folder.best_model.touch()
+        folder.normalization.touch()
         program = block(hub._card(folder, REPO, np.zeros(1), is_safe=True), "python")
         assert program.startswith(f"import {package}  # registers the environment\nfrom huggingface_hub import")
 

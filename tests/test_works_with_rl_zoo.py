@@ -210,7 +210,7 @@ class TestLauncher:
         monkeypatch.setitem(sys.modules, "rl_zoo3", None)
         code, printed = self.refused(monkeypatch, capsys, "train")
         assert code == 2
-        assert "pip install rl_zoo3" in printed
+        assert "pip install 'rl_zoo3[plots]' requests moviepy" in printed
 
     def test_an_unknown_option_is_rl_zoos_to_refuse(self, session):
         assert "unknown option" in session[1]

@@ -91,22 +91,27 @@ TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 
 
 def recipe_table(found: Runs) -> str:
-    """Runs of 500,000 steps on tuning seeds beside the preset's five seeds, as Markdown."""
+    """Runs of 500,000 steps seed by seed, beside the preset's five seeds, as Markdown."""
     lines = [f"| change | {' | '.join(TASKS)} |", "|---" * (len(TASKS) + 1) + "|"]
-    lines.append(f"| none, seeds 0 to 4 | {' | '.join(_ends(found, 'default', task, reported=True) for task in TASKS)} |")
+    lines.append(f"| none, seeds 0 to 4 | {' | '.join(_ends(found, 'default', task) for task in TASKS)} |")
     for setting, change in ARMS.items():
-        lines.append(f"| {change} | {' | '.join(_ends(found, setting, task, reported=False) for task in TASKS)} |")
+        lines.append(f"| {change} | {' | '.join(_each_end(found, setting, task) for task in TASKS)} |")
     return "\n".join(lines)
 
 
-def _ends(found: Runs, setting: str, task: str, reported: bool) -> str:
-    """Mean of the last 100,000 steps: over all seeds with its spread, or seed by seed."""
-    members = {int(run["seed"][0]): run for run in found["td3x", setting, f"{task}BulletEnv-v0"]}
-    scores = {seed: last(run, 100_000) for seed, run in members.items() if run["timesteps"].max() >= 500_000}
-    if reported:
-        kept = [score for seed, score in scores.items() if seed < TUNING_SEEDS]
-        return f"{np.mean(kept):.0f} ± {np.std(kept, ddof=1):.0f}"
-    return ", ".join(f"{score:.0f} (seed {seed})" for seed, score in scores.items() if seed >= TUNING_SEEDS) or "-"
+def _scores(found: Runs, setting: str, task: str) -> dict[int, float]:
+    """Mean of the last 100,000 steps of each whole run, by seed."""
+    members = found["td3x", setting, f"{task}BulletEnv-v0"]
+    return {int(run["seed"][0]): last(run, 100_000) for run in members if run["timesteps"].max() >= 500_000}
+
+
+def _ends(found: Runs, setting: str, task: str) -> str:
+    kept = [score for seed, score in _scores(found, setting, task).items() if seed < TUNING_SEEDS]
+    return f"{np.mean(kept):.0f} ± {np.std(kept, ddof=1):.0f}"
+
+
+def _each_end(found: Runs, setting: str, task: str) -> str:
+    return ", ".join(f"{score:.0f} ({seed})" for seed, score in sorted(_scores(found, setting, task).items())) or "-"
 
 
 def screening_table(found: Runs) -> str:

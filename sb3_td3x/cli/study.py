@@ -37,7 +37,7 @@ def command(
     place = (out or Path("studies") / file.stem).resolve()
     runs = study.read(file)
     if [ray, jobs, only].count(None) < 2:
-        raise ValueError("give one of --jobs, --ray and --only: a cluster's cores say how many runs it makes; --only is one")
+        raise ValueError("give one of --jobs, --ray and --only: a cluster's cores limit its runs, --only makes one run")
     if only is not None and only >= len(runs):
         raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
     runs = runs if only is None else [runs[only]]

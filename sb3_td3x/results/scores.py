@@ -39,7 +39,7 @@ class Scores:
 
 def read(paths: Iterable[Path]) -> list[Scores]:
     """
-    The scores of all runs in some places that have any. A place that is named twice counts once.
+    The scores of the runs in some places, without those that have none yet. A place that is named twice counts once.
 
     :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
     """

@@ -1,4 +1,4 @@
-"""SB3's pickled files (replay buffer, ``VecNormalize``, policy), read without running code of whoever made them."""
+"""SB3's pickled files (replay buffer, ``VecNormalize``), read without running code of whoever made them."""
 
 import pathlib
 from typing import Any
@@ -54,13 +54,6 @@ def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
         loaded = safe_pickle.load(file)
         _check_buffer(loaded)
     return loaded
-
-
-def read_policy(path: PathOrFile) -> dict[str, Any]:
-    """What ``policy.save`` wrote: the constructor's arguments under ``data`` and the tensors under ``state_dict``."""
-    with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
-        saved = safe_pickle.load_tensors(file.read())
-        return {"data": {**saved["data"]}, "state_dict": saved["state_dict"]}
 
 
 def _check_buffer(buffer: Any) -> None:

@@ -20,8 +20,8 @@ from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, did_you_mean
-from sb3_td3x.saving import model_zip
-from sb3_td3x.saving.pickle_files import read_policy
+from sb3_td3x.saving.model_zip import explained_errors, name_of, opened
+from sb3_td3x.saving.safe_pickle import load_tensors
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
 
@@ -184,8 +184,8 @@ class TD3XPolicy(sb3.TD3Policy):
         if trust:
             return super().load(path, device)
         device = get_device(device)
-        saved = read_policy(path)
-        with model_zip.explained_errors(model_zip.name_of(path)):
+        with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
+            saved = load_tensors(file.read())
             policy = cls(**saved["data"])
             policy.load_state_dict(saved["state_dict"])
         return policy.to(device)

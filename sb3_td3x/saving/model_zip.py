@@ -13,10 +13,10 @@ import json
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
@@ -198,19 +198,16 @@ def read(path: PathOrFile) -> ModelFile:
     return ModelFile(name, content, attributes, members)
 
 
-@contextmanager
-def opened(path: PathOrFile, suffix: str) -> Iterator[BinaryIO]:
+def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
     """A file to read; to the name of one that is not there ``suffix`` is appended, as SB3 does."""
     if isinstance(path, io.IOBase):
         path.seek(0)
-        yield path  # type: ignore[misc]
-        return
+        return nullcontext(path)  # the user's to close
     path = pathlib.Path(path)
     path = path if path.exists() else path.with_name(f"{path.name}.{suffix}")
     if path.exists() and not path.is_file():  # opening or reading a pipe or a device may never end
         raise ModelFileError(f"{path} is not a file")
-    with path.open("rb") as file:
-        yield file
+    return path.open("rb")
 
 
 def name_of(path: Any) -> str:

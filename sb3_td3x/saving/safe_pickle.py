@@ -212,7 +212,7 @@ class Unpickler(_PythonUnpickler):
             target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
         elif type(target) in _created():
             _build_object(target, state)
-        elif type(target) is not _SeedSequence:
+        elif type(target) is not object:  # in place of a seed sequence
             raise NotAllowed(f"attributes of {described(target)}")
 
     def _build_array(self, array: np.ndarray, state: Any) -> None:
@@ -357,10 +357,7 @@ def _generator(source: Any, constructor: Any = None) -> np.random.Generator:
 
 
 _SEEDS = ("numpy.random.bit_generator", "numpy.random._bit_generator")
-
-
-class _SeedSequence:
-    """Takes the place of numpy's, which a generator has only to make further generators from."""
+"""Where numpy has its seed sequences, only needed to make further generators from: an ``object()`` takes their place."""
 
 
 def _tensor(memory: Any, offset: Any, size: Any, stride: Any, gradient: Any, hooks: Any, metadata: Any = None) -> th.Tensor:
@@ -379,7 +376,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     ("numpy.random._pickle", "__bit_generator_ctor"): _bit_generator,
     ("numpy.random._pickle", "__generator_ctor"): _generator,
-    **{(module, "__pyx_unpickle_SeedSequence"): lambda *arguments: _SeedSequence() for module in _SEEDS},
+    **{(module, "__pyx_unpickle_SeedSequence"): lambda *arguments: object() for module in _SEEDS},
     ("_codecs", "encode"): _bytes_from_latin,
     **{(builtins, "bytes"): lambda: b"" for builtins in ("__builtin__", "builtins")},
     **{(builtins, "getattr"): _dummy_schedule for builtins in ("__builtin__", "builtins")},
@@ -406,7 +403,7 @@ def _names() -> dict[tuple[str, str], Any]:
         **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _STORAGES.values()},
         **{("torch", name): dtype for name, dtype in _STORAGES.items()},
         **{("numpy", name): np.dtype(name.rstrip("_")).type for name in _NUMPY_NAMES},  # numpy 1 has no np.bool
-        **{(module, "SeedSequence"): _SeedSequence for module in _SEEDS},
+        **{(module, "SeedSequence"): object for module in _SEEDS},
         **{(cls.__module__, cls.__qualname__): cls for cls in classes if cls is not None},
     }
 

@@ -28,7 +28,6 @@ from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import explained_deaths, hook_uses
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
-from sb3_td3x.saving.safe_pickle import NotAllowed
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
@@ -89,10 +88,9 @@ def save_run(
             "log": log_state.unwritten(model.logger),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
         }
-        try:
-            (partial / STATE).write_bytes(safe_pickle.dumps(state))
-        except NotAllowed as error:
-            raise CheckpointError(store.folder, f"cannot hold the state of the run: {error}") from error
+        with _as_checkpoint_error(store.folder, "cannot hold the state of the run"):
+            pickled = safe_pickle.dumps(state)
+        (partial / STATE).write_bytes(pickled)
         for name, path in callback_state.files(callbacks).items():
             if path.exists():
                 shutil.copyfile(path, partial / name)
@@ -177,14 +175,14 @@ _last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictio
 
 
 @contextmanager
-def _as_checkpoint_error(path: Path) -> Iterator[None]:
+def _as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iterator[None]:
     """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
     try:
         yield
     except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
         raise
     except Exception as error:
-        raise CheckpointError(path, f"cannot be restored: {type(error).__name__}: {error}") from error
+        raise CheckpointError(path, f"{problem}: {type(error).__name__}: {error}") from error
 
 
 def _env_of(model: Resumable) -> VecEnv:

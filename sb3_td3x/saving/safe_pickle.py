@@ -115,14 +115,9 @@ def loads(content: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value, and raise ``NotAllowed``, which names it, for one that ``loads`` cannot read."""
-    try:
-        content = pickle.dumps(value, protocol=5)
-        loads(content)
-    except NotAllowed:
-        raise
-    except Exception as error:  # ModelFileError; what pickle and the value's own methods raise has no common class
-        raise NotAllowed(f"a value that cannot be saved: {type(error).__name__}: {error}") from error
+    """Pickle a value for ``loads``; the error of ``pickle`` or ``loads`` names what of it cannot be saved."""
+    content = pickle.dumps(value, protocol=5)
+    loads(content)
     return content
 
 

@@ -71,8 +71,8 @@ def save_run(
     require_prefix(name_prefix)
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
-    env = _env_of(model)
-    if model._on_resume is not None or model._env_hooks != hook_uses(env):
+    env = model.get_env()
+    if env is None or model._on_resume is not None or model._env_hooks != hook_uses(env):
         raise ValueError("learn has not begun with these environments, which have no state to save: save in or after it")
     store = Store(Path(folder).resolve())
     last_saves = _last_saves.setdefault(model, {})
@@ -146,7 +146,8 @@ def resume_run(
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
-        env_state.set_vec(_env_of(model), state["env"], of_episodes=False)  # for code that looks at it before `learn`
+        # For code that looks at it before `learn`
+        env_state.set_vec(model.env, state["env"], of_episodes=False)  # type: ignore[arg-type]
     with _as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)
         for name, value in _machine(model).items():
@@ -183,13 +184,6 @@ def _as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Ite
         raise
     except Exception as error:
         raise CheckpointError(path, f"{problem}: {type(error).__name__}: {error}") from error
-
-
-def _env_of(model: Resumable) -> VecEnv:
-    env = model.get_env()
-    if env is None:
-        raise ValueError("a model without an environment has no run to save: use model.save")
-    return env
 
 
 def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) -> dict[str, Any]:
@@ -247,7 +241,8 @@ class _Restoration:
         self.resumptions = model.resumptions
 
     def __call__(self, callback: BaseCallback) -> None:
-        model, env, state, folder = self.model, _env_of(self.model), self.state, self.checkpoint.path
+        model, state, folder = self.model, self.state, self.checkpoint.path
+        env: Any = model.env
         with _as_checkpoint_error(folder / STATE):
             for name, path in callback_state.files(callback).items():  # a checkpoint does not say where to write
                 if name in self.checkpoint.manifest["files"]:

@@ -133,13 +133,10 @@ def fail_after(monkeypatch, number):
 def test_a_save_that_failed_is_still_due(tmp_path, monkeypatch):
     saving = TD3XCheckpointCallback(20, tmp_path)
     learner = model(seeded()).learn(20, saving)
-    before = saving._due_at, saving._saved_at
     with monkeypatch.context() as patch:
         fail_after(patch, 1)
         with pytest.raises(CheckpointError, match="No space left"):
             learner.learn(20, saving, reset_num_timesteps=False)
-    assert (saving._due_at, saving._saved_at) != before
-    assert saving._due_at is not None
     learner.learn(1, saving, reset_num_timesteps=False)
     assert 40 in [checkpoint.steps for checkpoint in Store(tmp_path).checkpoints()]
 

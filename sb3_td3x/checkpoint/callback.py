@@ -60,7 +60,6 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self.last: Checkpoint | None = None
         self.is_stopping = False
         self._due_at: int | None = 0  # the call since which a save is due: the first is made before the first step
-        self._saved_at = -1
 
     def save_and_stop(self) -> None:
         """
@@ -81,9 +80,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_training_start(self) -> None:
         self._require_outermost()  # a CallbackList inside another callback passes the parent on after `_init_callback`
         self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
-        self._saved_at, self._began_at = -1, self.model.num_timesteps
-        if any(saved.steps != self._began_at for saved in Store(Path(self.save_path)).checkpoints()[-1:]):
-            self._due_at = self.n_calls  # an older one was chosen: from now on the newest, so that it is resumed after a kill
+        self.last, self._began_at = None, self.model.num_timesteps
+        if [saved.steps for saved in Store(Path(self.save_path)).checkpoints()[-1:]] != [self._began_at]:
+            self._due_at = self.n_calls  # an older one was chosen, which is to be resumed after a kill, or a save has failed
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:
@@ -114,23 +113,18 @@ class TD3XCheckpointCallback(CheckpointCallback):
         return bool(not self._waits or at_start or waited + self._train_freq.frequency >= self.save_freq)
 
     def _save(self) -> None:
-        due_at, self._due_at = self._due_at, None  # as the checkpoint is to hold it
-        if self._saved_at == self.model.num_timesteps:
+        self._due_at = None  # as the checkpoint is to hold it
+        if self.last is not None and self.last.steps == self.model.num_timesteps:
             return
-        try:
-            if self.lock is not None:
-                self.lock.require_ours()
-            self.last = save_run(
-                self.model,
-                self.save_path,
-                self._callbacks,
-                keep_last=self.keep_last,
-                name_prefix=self.name_prefix,
-                with_replay_buffer=self.save_replay_buffer,
-            )
-        except BaseException:
-            self._due_at = due_at  # this save is still due
-            raise
-        self._saved_at = self.model.num_timesteps
+        if self.lock is not None:
+            self.lock.require_ours()
+        self.last = save_run(
+            self.model,
+            self.save_path,
+            self._callbacks,
+            keep_last=self.keep_last,
+            name_prefix=self.name_prefix,
+            with_replay_buffer=self.save_replay_buffer,
+        )
         if self.verbose >= 2:
             print(f"Saved the run to {self.last.path}")  # noqa: T201  # as SB3's callbacks do

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from stable_baselines3.common.callbacks import CheckpointCallback
-from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.checkpoint.run import save_run
@@ -94,7 +94,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0 and self._due_at is None:
             self._due_at = self.n_calls
-        if self.is_stopping and self._train_freq.unit is TrainFrequencyUnit.EPISODE and not self.locals["dones"].all():
+        if self.is_stopping and self.model.train_freq.unit is TrainFrequencyUnit.EPISODE and not self.locals["dones"].all():
             self.model.stop_before_next_step()
         return True
 
@@ -104,13 +104,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
         if has_moved and self.model._is_stored:  # not where a callback ended training inside a step: no run's state is that
             self._save()
 
-    @property
-    def _train_freq(self) -> TrainFreq:
-        return self.model.train_freq  # type: ignore[return-value]  # since the model was set up
-
     def _is_good_moment(self, waited: int) -> bool:
         at_start = np.all(self.model._last_episode_starts)  # always, with train_freq in episodes
-        return bool(not self._waits or at_start or waited + self._train_freq.frequency >= self.save_freq)
+        return bool(not self._waits or at_start or waited + self.model.train_freq.frequency >= self.save_freq)
 
     def _save(self) -> None:
         self._due_at = None  # as the checkpoint is to hold it

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import truncate_episodes
@@ -63,6 +63,7 @@ class Resumable(OffPolicyAlgorithm):
     """
 
     replay_buffer: ReplayBuffer
+    train_freq: TrainFreq  # type: ignore[assignment]  # since the model was set up
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
     """Attributes of a run that are saved in checkpoints and not in models."""
 

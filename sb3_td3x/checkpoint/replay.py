@@ -14,7 +14,7 @@ import numpy as np
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
-from sb3_td3x.checkpoint.store import CHUNK
+from sb3_td3x.checkpoint.store import CHUNK, as_checkpoint_error
 from sb3_td3x.common import files
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import CheckpointError
@@ -70,15 +70,10 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
         if not 0 <= first < last <= min(added, first + CHUNK_ROWS):
             raise CheckpointError(path, f"is said to hold transitions {first} to {last}")
         files.check(path, chunk)
-        try:
-            rows = files.read_arrays(path)
-        except ValueError as error:
-            raise CheckpointError(path, f"cannot be read: {error}") from error
-        start = max(first, oldest)
-        for name, array in memory.items():
-            if name not in rows or rows[name].shape != (last - first, *array.shape[1:]) or rows[name].dtype != array.dtype:
-                raise CheckpointError(path, f"holds {name} of another shape or type")
-            array[np.arange(start, last) % buffer.buffer_size] = rows[name][start - first :]
+        with as_checkpoint_error(path):
+            rows, start = files.read_arrays(path), max(first, oldest)
+            for name, array in memory.items():
+                array[np.arange(start, last) % buffer.buffer_size] = rows[name][start - first :]
     buffer.pos, buffer.full = added % buffer.buffer_size, added >= buffer.buffer_size
 
 

@@ -2,8 +2,6 @@
 
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -20,13 +18,13 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
 from sb3_td3x.checkpoint.callback_state import Callbacks
-from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
+from sb3_td3x.checkpoint.store import Checkpoint, Store, as_checkpoint_error, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import explained_deaths, hook_uses
-from sb3_td3x.errors import CheckpointError, UntrustedModelError
+from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.compiled import update_path
@@ -88,7 +86,7 @@ def save_run(
             "log": log_state.unwritten(model.logger),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
         }
-        with _as_checkpoint_error(store.folder, "cannot hold the state of the run"):
+        with as_checkpoint_error(store.folder, "cannot hold the state of the run"):
             pickled = safe_pickle.dumps(state)
         (partial / STATE).write_bytes(pickled)
         for name, path in callback_state.files(callbacks).items():
@@ -134,21 +132,21 @@ def resume_run(
     """
     store = Store(Path(folder).resolve())
     saved = store.find(checkpoint)
-    with _as_checkpoint_error(saved.path / STATE):
+    with as_checkpoint_error(saved.path / STATE):
         state = safe_pickle.loads((saved.path / STATE).read_bytes())
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not trust:
         raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(saved.path / MODEL))
     model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)
-    with _as_checkpoint_error(saved.path / STATE):
+    with as_checkpoint_error(saved.path / STATE):
         vars(model).update({name: state["model"][name] for name in type(model).only_in_checkpoints})
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
         # For code that looks at it before `learn`
         env_state.set_vec(model.env, state["env"], of_episodes=False)  # type: ignore[arg-type]
-    with _as_checkpoint_error(store.chunks):
+    with as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)
         for name, value in _machine(model).items():
             if (before := machine.get(name, value)) != value:
@@ -175,17 +173,6 @@ class _LastSave:
 _last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictionary()
 
 
-@contextmanager
-def _as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iterator[None]:
-    """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
-    try:
-        yield
-    except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
-        raise
-    except Exception as error:
-        raise CheckpointError(path, f"{problem}: {type(error).__name__}: {error}") from error
-
-
 def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) -> dict[str, Any]:
     buffer = model.replay_buffer
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
@@ -210,7 +197,7 @@ def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool)
         return ["the replay buffer (it was not saved)"]
     replay.load(model.replay_buffer, store.chunks, saved.manifest["replay"])
     if replay.marks(model.replay_buffer):
-        with _as_checkpoint_error(saved.path / MARKS):
+        with as_checkpoint_error(saved.path / MARKS):
             replay.set_marks(model.replay_buffer, files.read_arrays(saved.path / MARKS))
     return []
 
@@ -243,13 +230,13 @@ class _Restoration:
     def __call__(self, callback: BaseCallback) -> None:
         model, state, folder = self.model, self.state, self.checkpoint.path
         env: Any = model.env
-        with _as_checkpoint_error(folder / STATE):
+        with as_checkpoint_error(folder / STATE):
             for name, path in callback_state.files(callback).items():  # a checkpoint does not say where to write
                 if name in self.checkpoint.manifest["files"]:
                     files.write(path, (folder / name).read_bytes())
             problems = self.problems + callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"])
-        with _as_checkpoint_error(folder / STATE):
+        with as_checkpoint_error(folder / STATE):
             log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
             log_state.record(model.logger, state["log"])
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
@@ -260,7 +247,7 @@ class _Restoration:
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()
         at_start = np.broadcast_to(self.at_start, env.num_envs)
-        with _as_checkpoint_error(self.checkpoint.path / STATE):
+        with as_checkpoint_error(self.checkpoint.path / STATE):
             rewinds = [bool(start and not saved["complete"]) for start in at_start]
             restored = env_state.set_envs(env, saved, rewinds)
         if saved["complete"] and restored:

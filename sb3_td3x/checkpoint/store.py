@@ -12,7 +12,7 @@ from typing import Any
 
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.errors import CheckpointError
+from sb3_td3x.errors import CheckpointError, UntrustedModelError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -170,6 +170,17 @@ def require_prefix(prefix: str) -> None:
     """Refuse a checkpoint's name that would be hidden, or in another folder."""
     if prefix.startswith(".") or Path(prefix).name != prefix:
         raise ValueError(f"name_prefix begins the names of folders, so it has no slashes and no dot first: not {prefix!r}")
+
+
+@contextmanager
+def as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iterator[None]:
+    """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
+    try:
+        yield
+    except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
+        raise
+    except Exception as error:
+        raise CheckpointError(path, f"{problem}: {type(error).__name__}: {error}") from error
 
 
 def _sealed(manifest: dict[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -147,8 +146,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
             folder = RunDir(files.make_folder(path), experiment.env_id)
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
-        versions = {name: version(name) for name in VERSIONS}
-        arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions, "command": command}
+        arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": VERSIONS, "command": command}
         folder.write_settings(entry, arguments)
         for path in (folder.log, folder.last_model, folder.normalization):  # all else is overwritten, or without content yet
             path.unlink(missing_ok=True)

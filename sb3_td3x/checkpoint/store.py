@@ -59,13 +59,13 @@ class Store:
         self.folder = folder
         self.chunks = folder / CHUNKS
 
-    def holds_any(self) -> bool:
-        """Whether there is a checkpoint, whole or damaged."""
-        return bool(self._paths())
+    def paths(self) -> list[Path]:
+        """The folders of all checkpoints, whole or damaged."""
+        return [path for path in self.folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        readable = [checkpoint for path in self._paths() if isinstance(checkpoint := _read(path), Checkpoint)]
+        readable = [checkpoint for path in self.paths() if isinstance(checkpoint := _read(path), Checkpoint)]
         return sorted(readable, key=lambda checkpoint: checkpoint.manifest["number"])
 
     def find(self, steps: int | None = None) -> Checkpoint:
@@ -76,7 +76,7 @@ class Store:
         """
         self._require_no_link()
         readable = self.checkpoints()
-        damaged = [error for path in self._paths() if isinstance(error := _read(path), CheckpointError)]
+        damaged = [error for path in self.paths() if isinstance(error := _read(path), CheckpointError)]
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
         try:
             if steps is None and damaged:  # nobody knows which checkpoint is the newest
@@ -90,12 +90,9 @@ class Store:
             raise CheckpointError(error.path, error.problem, last.steps if last else None) from error
         there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
         which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
-        inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).holds_any()]
+        inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).paths()]
         hint = f", its folder {inside[0]} does" if inside and not readable else ""
         raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
-
-    def _paths(self) -> list[Path]:
-        return [path for path in self.folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
 
     def _require_no_link(self) -> None:
         """Refuse a link to elsewhere, where nothing is to be written or removed."""
@@ -116,7 +113,7 @@ class Store:
         with RunLock(self.folder), files.explained(self.folder):
             others = [checkpoint.path for checkpoint in self.checkpoints() if checkpoint.manifest["number"] > newest]
             if newest == 0:  # a new run also leaves alone those with an unreadable manifest, which `prune` would remove
-                others = others or self._paths()
+                others = others or self.paths()
             if others:
                 problem = f"holds {others[-1].name}, which this run did not save"
                 raise CheckpointError(self.folder, f"{problem}: use a folder per run, or continue that one with resume_run")
@@ -150,7 +147,7 @@ class Store:
         with files.explained(self.folder):
             files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
             kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
-            for path in self._paths():
+            for path in self.paths():
                 if path not in kept:
                     hidden = path.with_name(f".{path.name}.removed")
                     shutil.rmtree(hidden, ignore_errors=True)

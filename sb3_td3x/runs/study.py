@@ -223,7 +223,7 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
     store = Store(place.checkpoints)
     if any(saved.is_finished and experiment.is_evaluated(place, saved.steps) for saved in store.checkpoints()[-1:]):
         return True
-    if store.holds_any():  # a damaged checkpoint is an error, not a reason to begin anew
+    if store.paths():  # a damaged checkpoint is an error, not a reason to begin anew
         require_registered(run.env)  # the study's file names it, not the run's folder
         prepared = experiment.resume(RunDir.open(path), env_kwargs=run.options.get("env_kwargs"))
     else:
@@ -248,7 +248,7 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     path, table, asked = folder.run(run), folder.table(run), run.experiment()
-    if not Store(RunDir(path, run.env).checkpoints).holds_any():
+    if not Store(RunDir(path, run.env).checkpoints).paths():
         if folder.is_finished(run):  # its folder was removed
             total, steps = asked.hyperparameters()["n_timesteps"], folder.progress(run).steps
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more

@@ -78,14 +78,14 @@ class ResumableEnv(gym.Wrapper):
         }
 
     def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
-        """Set what ``get_env_state`` gave if the layers are the same. ``rewind``: the next reset begins that episode again."""
+        """Set what ``get_env_state`` gave if the layers are the same. ``rewind``: a reset begins the saved episode again."""
         layers = list(_layers(self.env))
         if saved["classes"] != [type(layer).__name__ for layer in layers]:
             return False
         for layer, state in zip(layers, saved["layers"], strict=True):
             if state is not None:
                 _set_state(layer, state)
-            if rewind and hasattr(type(layer), "rewind"):
+            if resets and rewind and hasattr(type(layer), "rewind"):
                 layer.rewind()  # type: ignore[attr-defined]
             if resets and isinstance(layer, Monitor):
                 layer.needs_reset = True  # otherwise it may not allow one inside an episode
@@ -114,7 +114,7 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     }
 
 
-def set_envs(env: VecEnv, saved: dict[str, Any], rewind: list[bool]) -> bool:
+def set_envs(env: VecEnv, saved: dict[str, Any], rewind: Iterable[bool]) -> bool:
     """
     Give the environments the state that ``get`` gave, if they can be reached and are built alike. If it is not complete, a
     reset has to follow: in each environment to ``rewind`` the one that began the saved episode.

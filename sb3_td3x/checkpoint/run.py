@@ -244,8 +244,7 @@ class _Restoration:
         model, normalization = self.model, self.model.get_vec_normalize_env()
         at_start = np.broadcast_to(self.at_start, env.num_envs)
         with as_checkpoint_error(self.checkpoint.path / STATE):
-            rewinds = [bool(start and not saved["complete"]) for start in at_start]
-            restored = env_state.set_envs(env, saved, rewinds)
+            restored = env_state.set_envs(env, saved, at_start)
         if saved["complete"] and restored:
             env_state.set_vec(env, saved)
             model._last_obs = self.last_obs

@@ -34,15 +34,12 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
             writer.close()
             # TensorBoard drops the points after `step` that an earlier process wrote
             board.writer = type(writer)(log_dir=writer.log_dir, purge_step=step + 1)
-    tables = [output for output in logger.output_formats if isinstance(output, CSVOutputFormat)]
-    for table in tables:
-        table.file.flush()
     for name, path in _files(logger, env, folder).items():
         if name in saved:
             with path.open("r+b") as file:  # a power failure may have cut a line off
                 file.truncate(sum(len(line) for line in islice(file, saved[name]) if line.endswith(b"\n")))
-    for table in tables:
-        if table.file.seek(0, os.SEEK_END) == 0:
+    for table in logger.output_formats:
+        if isinstance(table, CSVOutputFormat) and table.file.seek(0, os.SEEK_END) == 0:
             table.keys = []  # the header is gone too
 
 

@@ -111,6 +111,12 @@ class TestWhenItSaves:
             TD3XCheckpointCallback(1, tmp_path, **{name: value})
         assert list(tmp_path.iterdir()) == []
 
+    def test_takes_a_whole_number_as_a_float(self, tmp_path):
+        learner = model(seeded())
+        for _ in range(3):
+            save_run(learner.learn(20, reset_num_timesteps=False), tmp_path, keep_last=2.0)
+        assert saved_steps(tmp_path) == [40, 60]
+
     def test_leaves_what_others_keep_in_its_folder(self, tmp_path):
         theirs = ["replay/expert.pkl", "dashboard/manifest.json", ".video.partial/frame.png", "notes.txt"]
         for name in theirs:

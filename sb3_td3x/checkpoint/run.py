@@ -62,7 +62,7 @@ def save_run(
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
-    check_int("keep_last", keep_last, minimum=1)
+    keep_last = check_int("keep_last", keep_last, minimum=1)
     require_prefix(name_prefix)
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")

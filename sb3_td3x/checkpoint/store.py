@@ -140,24 +140,23 @@ class Store:
 
     def prune(self, keep_last: int) -> None:
         """
-        Remove all checkpoints but the newest, those with a damaged manifest, which would keep the run from being resumed, the
-        chunks that no checkpoint needs, and what is left of interrupted saves. Other files in the folder stay, among them
-        copies of checkpoints under other names and the chunks that these need.
+        While ``adding``, remove all checkpoints but the newest, those with a damaged manifest, which would keep the run from
+        being resumed, the chunks that no checkpoint needs, and what is left of interrupted saves. Other files in the folder
+        stay, among them copies of checkpoints under other names and the chunks that these need.
         """
-        with files.explained(self.folder):
-            files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
-            kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
-            for path in self.paths():
-                if path not in kept:
-                    hidden = path.with_name(f".{path.name}.removed")
-                    shutil.rmtree(hidden, ignore_errors=True)
-                    path.rename(hidden)  # so that a part of it is never taken for the whole
-            readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
-            needed = {chunk["file"] for checkpoint in readable if isinstance(checkpoint, Checkpoint)
-                      for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
-            for path in self.chunks.iterdir():
-                if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
-                    path.unlink(missing_ok=True)
+        files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
+        kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
+        for path in self.paths():
+            if path not in kept:
+                hidden = path.with_name(f".{path.name}.removed")
+                shutil.rmtree(hidden, ignore_errors=True)
+                path.rename(hidden)  # so that a part of it is never taken for the whole
+        readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
+        needed = {chunk["file"] for checkpoint in readable if isinstance(checkpoint, Checkpoint)
+                  for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
+        for path in self.chunks.iterdir():
+            if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
+                path.unlink(missing_ok=True)
         for leftover in ("partial", "removed"):
             for hidden in self.folder.glob(f".*_steps*.{leftover}"):
                 shutil.rmtree(hidden, ignore_errors=True)

@@ -49,27 +49,23 @@ class CannotAccelerate(ValueError):
     """Compiled updates cannot be used for this policy on this machine; the text says why."""
 
 
-def unsupported_reason(policy: TD3Policy) -> str | None:
-    """Why updates of this policy cannot be compiled, as far as it is known without recording one; ``None`` if they can be."""
-    if policy.device.type != "cpu":
-        return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
-    if not _has_compiler():
-        return f"there is no C++ compiler (install {_COMPILER}, or set CXX to another one)"
-    return None
-
-
 def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> str:
     """
     ``"plain"`` or ``"compiled"``, after so many updates since the model was constructed or loaded.
 
-    :raises CannotAccelerate: for ``accelerate="compiled"`` where it cannot be used
+    :raises CannotAccelerate: for ``accelerate="compiled"`` where it cannot be used, as far as that is known without recording
     """
     if accelerate == "plain" or (accelerate == "auto" and updates_made < SWITCH_AFTER):
         return "plain"
-    reason = unsupported_reason(policy)
-    if accelerate == "compiled" and reason is not None:
+    if policy.device.type != "cpu":
+        reason = f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
+    elif not _has_compiler():
+        reason = f"there is no C++ compiler (install {_COMPILER}, or set CXX to another one)"
+    else:
+        return "compiled"
+    if accelerate == "compiled":
         raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
-    return "compiled" if reason is None else "plain"
+    return "plain"
 
 
 _which = functools.cache(shutil.which)

@@ -101,14 +101,13 @@ def compute_priorities(errors: th.Tensor) -> th.Tensor:
     return errors.clamp(min=1) ** PRIORITY_EXPONENT
 
 
-def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> str | None:
+def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> None:
     """Refuse ``"lap"`` for a buffer without priorities, and a buffer with priorities without ``"lap"``: ``ValueError``."""
     has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)
     if prioritization == "lap" and not has_priorities:
         raise ValueError(f'prioritization="lap" needs a PrioritizedReplayBuffer, not {buffer_class.__name__}')
     if prioritization != "lap" and has_priorities:
         raise ValueError(f'a PrioritizedReplayBuffer needs prioritization="lap", not {prioritization!r}')
-    return prioritization
 
 
 def buffer_class_for(

@@ -92,16 +92,6 @@ def check_folder(name: str, value: Any) -> str | None:
         raise ValueError(f"{name} must be a folder or None, not {value!r}") from None
 
 
-def check_dropped_quantiles(dropped: Any, n_quantiles: int) -> int:
-    """``top_quantiles_to_drop_per_net``, which must leave one quantile of each critic; 0 for scalar critics."""
-    dropped = check_int("top_quantiles_to_drop_per_net", dropped, minimum=0)
-    if n_quantiles == 1:
-        return 0
-    if dropped >= n_quantiles:
-        raise ValueError(f"top_quantiles_to_drop_per_net ({dropped}; 2 by default) must be below n_quantiles ({n_quantiles})")
-    return dropped
-
-
 def check_net_arch(name: str, net_arch: Any) -> Any:
     """Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice."""
     if net_arch is None:

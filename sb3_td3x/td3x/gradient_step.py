@@ -23,14 +23,14 @@ from sb3_td3x.td3x.critics import kind_of
 
 
 class UpdateSettings(NamedTuple):
-    """The numbers of the algorithm, which may change between two updates: floats, or tensors without dimensions."""
+    """The settings of ``TD3X``, by name, that may change between two updates: numbers, or tensors without dimensions."""
 
     gamma: float | th.Tensor
     tau: float
     target_policy_noise: float | th.Tensor
     target_noise_clip: float | th.Tensor
     max_grad_norm: float | None = None  # None does not clip gradients
-    top_quantiles_to_drop_per_net: int = 0  # 0 for scalar critics
+    top_quantiles_to_drop_per_net: int = 0  # without effect on scalar critics
     prioritization: str | None = None  # None or "lap"
 
 

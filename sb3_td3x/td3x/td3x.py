@@ -25,7 +25,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable
-from sb3_td3x.common.validation import AUTO, CHECKS, check_dropped_quantiles, check_int, check_learning_rate
+from sb3_td3x.common.validation import AUTO, CHECKS, check_int, check_learning_rate
 from sb3_td3x.common.vec_envs import explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
@@ -310,7 +310,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         for name, check in CHECKS.items():
             setattr(self, name, check(name, getattr(self, name)))
         self.n_quantiles = policies.choose_quantiles(self.n_quantiles, self.policy_class)
-        check_dropped_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+        if 1 < self.n_quantiles <= (drop := self.top_quantiles_to_drop_per_net):
+            raise ValueError(
+                f"top_quantiles_to_drop_per_net ({drop}; 2 by default) must be below n_quantiles ({self.n_quantiles})"
+            )
         if before is None:
             return
         for name in ("buffer_size", "optimize_memory_usage", "n_quantiles"):
@@ -318,6 +321,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
         if self.n_steps != before["n_steps"]:
             transitions.require_n_steps(self.replay_buffer, self.n_steps)
+        buffers.check_prioritization(self.prioritization, type(self.replay_buffer))
         if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
         self._convert_train_freq()
@@ -421,7 +425,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         if self._must_refill():
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self._check_settings()
+        settings = self._update_settings()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0
         self.policy.set_training_mode(True)
         self._update_learning_rates()
@@ -429,7 +433,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
-        settings, updater, losses = self._update_settings(), self._get_updater(), []
+        updater, losses = self._get_updater(), []
         try:
             with updater.running(self.batch_size, self._updates_since_load):
                 for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
@@ -470,10 +474,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.logger.record("train/qf_learning_rate", rate)
 
     def _update_settings(self) -> UpdateSettings:
-        noise = self.target_policy_noise, self.target_noise_clip
-        drop = check_dropped_quantiles(self.top_quantiles_to_drop_per_net, getattr(self.critic, "n_quantiles", 1))
-        prioritization = buffers.check_prioritization(self.prioritization, type(self.replay_buffer))
-        return UpdateSettings(self.gamma, self.tau, *noise, self.max_grad_norm, drop, prioritization)
+        self._check_settings()
+        return UpdateSettings(*[getattr(self, name) for name in UpdateSettings._fields])
 
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""

@@ -60,15 +60,6 @@ def check_fits(buffer: ReplayBuffer, present: Any) -> None:
             raise ValueError(f"the replay buffer has {name}={loaded}, but the model has {name}={expected}")
 
 
-def require_n_steps(buffer: ReplayBuffer, n_steps: int) -> None:
-    """Refuse a buffer that sums another number of steps: ``ValueError``."""
-    if (buffer_steps := getattr(buffer, "n_steps", 1)) != n_steps:
-        raise ValueError(
-            f"{type(buffer).__name__} gives {buffer_steps}-step returns, n_steps={n_steps} is not for it: "
-            "give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
-        )
-
-
 def require_stored_as_seen(env: VecEnv) -> None:
     """Refuse wrappers around ``VecNormalize`` that change observations: SB3 stores those before it (its issues #693, #819)."""
     normalization = unwrap_vec_normalize(env)

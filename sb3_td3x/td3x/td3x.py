@@ -292,8 +292,11 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise ValueError(
                 f"make_critic of {self.policy_class.__name__} makes no critics with n_quantiles={self.n_quantiles}: use 1"
             )
-        if self.n_steps > 1:
-            transitions.require_n_steps(self.replay_buffer, self.n_steps)
+        if self.n_steps not in (1, buffer_steps := getattr(self.replay_buffer, "n_steps", 1)):
+            raise ValueError(
+                f"{type(self.replay_buffer).__name__} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for "
+                "it: give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
+            )
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
 
     def _choose_classes(self) -> None:
@@ -316,11 +319,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             )
         if before is None:
             return
-        for name in ("buffer_size", "optimize_memory_usage", "n_quantiles"):
+        for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):
             if (value := getattr(self, name)) != before[name]:
                 raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
-        if self.n_steps != before["n_steps"]:
-            transitions.require_n_steps(self.replay_buffer, self.n_steps)
         buffers.check_prioritization(self.prioritization, type(self.replay_buffer))
         if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once

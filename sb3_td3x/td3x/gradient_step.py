@@ -149,7 +149,6 @@ class GradientStep:
 
     def __init__(self, policy: TD3Policy, products: str = "fp32"):
         self.policy, self.products = policy, products
-        self.last_good = 0  # number of the last update that was made
         self.tensors = PolicyTensors(policy)
         self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
@@ -159,7 +158,6 @@ class GradientStep:
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
         precision.require_supported(self.products, self.policy.device)
-        self.last_good = 0
         optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
         with _fused_adam(optimizers):
@@ -186,7 +184,6 @@ class GradientStep:
             raise
         if with_actor:
             self._update_targets(settings.tau)
-        self.last_good = number
         return reported
 
     def critic_gradients(

@@ -445,8 +445,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                         self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
                     self._last_batch = batch
         finally:
-            self._n_updates = max(self._n_updates, updater.last_good)
-            self._updates_since_load = updater.updates_made
+            self._n_updates += len(losses)  # also those before an error
+            self._updates_since_load += len(losses)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("critic", "actor"):
             values = [value for update in losses if (value := getattr(update, name)) is not None]

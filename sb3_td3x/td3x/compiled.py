@@ -90,14 +90,10 @@ class Updater(GradientStep):
     """
 
     def __init__(
-        self,
-        policy: TD3Policy,
-        accelerate: str,
-        products: str = "fp32",
-        kernels: str | None = None,
-        announce: Callable[[str], None] = lambda _: None,
+        self, policy: TD3Policy, accelerate: str, products: str, kernels: str | None, announce: Callable[[str], None]
     ):
         super().__init__(policy, products)
+        self.made_for = policy, accelerate, products, kernels
         self.accelerate, self.announce = accelerate, announce
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0

@@ -147,7 +147,7 @@ class PolicyTensors:
 class GradientStep:
     """Makes the updates of one policy with autograd, in place, with the policy's own optimizers of any class."""
 
-    def __init__(self, policy: TD3Policy, products: str = "fp32"):
+    def __init__(self, policy: TD3Policy, products: str):
         self.policy, self.products = policy, products
         self.tensors = PolicyTensors(policy)
         self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}

@@ -39,8 +39,8 @@ from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_loaded_tensors", "_is_refilling", "_checked_settings", "_updater", "_updater_made_for", "_matrix_kernels",
-    "_last_batch", "_pace", "_statistics",
+    "_loading", "_loaded_tensors", "_is_refilling", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch", "_pace",
+    "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
 
@@ -137,7 +137,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
-    _updater_made_for: tuple[Any, ...] | None = None
     _matrix_kernels: str | None = None  # those of a resumed run; `None` chooses by the processor
 
     def __init__(
@@ -486,9 +485,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _get_updater(self) -> Updater:
         """The object that makes the updates, a new one if the policy or a setting that it was made for has changed."""
         made_for = (self.policy, self.accelerate, self.precision, self._matrix_kernels)
-        if self._updater is None or self._updater_made_for != made_for:
+        if self._updater is None or self._updater.made_for != made_for:
             self._updater = Updater(*made_for, announce=lambda line: self.logger.log(line))
-            self._updater_made_for = made_for
         return self._updater
 
     def dump_logs(self) -> None:
@@ -613,7 +611,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the compiled programs."""
-        return {**super().__getstate__(), "_updater": None, "_updater_made_for": None}
+        return {**super().__getstate__(), "_updater": None}
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """

@@ -114,7 +114,6 @@ class Updater(GradientStep):
             if before is not self.tensors or modes != self._modes:
                 self._modes, self._constants = modes, _constants(self.tensors, modes)
                 self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
-            self._numbers: tuple[Any, th.Tensor | None] = None, None
             yield
 
     def __call__(
@@ -137,7 +136,7 @@ class Updater(GradientStep):
     ) -> tuple[Losses, Gradients]:
         if "critic" not in self._active:
             return super().critic_gradients(batch, noise, settings)
-        outputs = self._run("critic", self._numbers_of(settings), noise)
+        outputs = self._run("critic", _numbers(settings), noise)
         return Losses(*outputs[: len(Losses._fields)]), outputs[len(Losses._fields) :]  # type: ignore[arg-type]
 
     def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
@@ -149,13 +148,6 @@ class Updater(GradientStep):
     def _run(self, name: str, *others: th.Tensor) -> list[th.Tensor | None]:
         with th.no_grad(), precision.matrix_kernels(self.kernels):
             return self._active[name]([*self._inputs, *others, *self._batch])
-
-    def _numbers_of(self, settings: UpdateSettings) -> th.Tensor:
-        """The numbers that a program reads anew at every update, so that changing them makes no new program."""
-        values = tuple(float(getattr(settings, name)) for name in NUMBERS)
-        if self._numbers[0] != values:
-            self._numbers = values, th.tensor(values, dtype=th.float64)
-        return self._numbers[1]  # type: ignore[return-value]
 
     def _programs_for(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
@@ -184,7 +176,7 @@ class Updater(GradientStep):
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
-        numbers = self._numbers_of(settings)
+        numbers = _numbers(settings)
         inputs = {"critic": [*self._inputs, numbers, noise, *self._batch], "actor": [*self._inputs, *self._batch]}
         made = {name: _GradientProgram(self, name, batch, settings, inputs[name]) for name in names}
         self.programs_made += len(made)
@@ -192,7 +184,11 @@ class Updater(GradientStep):
 
 
 NUMBERS = ("gamma", "target_policy_noise", "target_noise_clip")
-"""Of ``UpdateSettings``, those that are inputs of the critics' program."""
+"""Of ``UpdateSettings``, those that the critics' program reads anew at every update: changing them makes no new program."""
+
+
+def _numbers(settings: UpdateSettings) -> th.Tensor:
+    return th.tensor([getattr(settings, name) for name in NUMBERS], dtype=th.float64)
 
 
 class _GradientProgram:

@@ -66,6 +66,7 @@ class Resumable(OffPolicyAlgorithm):
     train_freq: TrainFreq  # type: ignore[assignment]  # since the model was set up
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
     """Attributes of a run that are saved in checkpoints and not in models."""
+    resumptions: Sequence[dict[str, Any]] = ()
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
@@ -74,10 +75,6 @@ class Resumable(OffPolicyAlgorithm):
     _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
     _env_uses = 0  # as many as there are while nobody else uses them
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.resumptions: list[dict[str, Any]] = []
 
     def learn(self: SelfResumable, total_timesteps: int, *args: Any, resume: bool = False, **kwargs: Any) -> SelfResumable:
         """SB3's ``learn``; with ``resume``, for a model from ``resume_run``, until ``total_timesteps`` in all."""

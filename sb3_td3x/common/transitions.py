@@ -26,11 +26,6 @@ def sample(
     return batch
 
 
-def can_sample(buffer: ReplayBuffer) -> bool:
-    """Whether there is a transition to sample. Hindsight replay samples from finished episodes only."""
-    return buffer.size() > 0 and (not isinstance(buffer, HerReplayBuffer) or bool((buffer.ep_length > 0).any()))
-
-
 def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> None:
     """
     End unfinished episodes, of all environments or where ``envs`` is true, as a time limit does.

@@ -103,8 +103,8 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
         wrappers, space = _wrappers(env)
     policy: Any = copy.deepcopy(model.policy).cpu()
     stages = [Normalized(wrapper) if isinstance(wrapper, VecNormalize) else ChannelsFirst(wrapper) for wrapper in wrappers]
-    graph = Graph(policy, stages, _members(space)).eval()
     batch = _batch(space)
+    graph = Graph(policy, stages, batch).eval()
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
     spec = None if env is None else env.get_attr("spec", 0)[0]
@@ -132,16 +132,11 @@ def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spac
     return wrappers, env.observation_space
 
 
-def _members(space: spaces.Space) -> dict[str, spaces.Space]:
-    """The graph's inputs by name."""
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
-
-
 def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
-    """Example observations, to record and to test the graph with."""
+    """Example observations by the names of the graph's inputs, to record and to test it with."""
     random = np.random.default_rng(0)
     batch = {}
-    for name, member in _members(space).items():
+    for name, member in (space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}).items():
         if isinstance(member, spaces.Box) and np.issubdtype(member.dtype, np.floating):
             batch[name] = random.normal(size=(size, *member.shape)).clip(member.low, member.high).astype(member.dtype)
         else:

@@ -31,17 +31,13 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", th.ones(shape, dtype=th.float64))
         self.register_buffer("count", th.full((), 1e-4, dtype=th.float64))
 
-    def reset(self) -> None:
-        """Forget all observations. Compiled updates need the tensors to stay the same objects, here and in ``update``."""
-        self.mean.zero_(), self.var.fill_(1), self.count.fill_(1e-4)
-
     def update(self, batch: np.ndarray) -> None:
         """:param batch: observations, ``(..., *shape)``"""
         new = th.as_tensor(batch, dtype=th.float64, device=self.mean.device).reshape(-1, *self.mean.shape)
         n, old_count = len(new), self.count.clone()
         total, delta = old_count + n, new.mean(0) - self.mean
         squares = self.var * old_count + new.var(0, correction=0) * n + delta**2 * old_count * n / total
-        self.mean += delta * n / total
+        self.mean += delta * n / total  # in place: compiled updates need the tensors to stay the same objects
         self.var.copy_(squares / total)
         self.count.copy_(total)
 
@@ -80,7 +76,7 @@ class ObservationNormalizer(nn.Module):
         if round(self.moments[0].count.item()) >= buffer.size() * buffer.n_envs:
             return
         for moments in self.moments:
-            moments.reset()
+            moments.load_state_dict(RunningMoments(moments.mean.shape).state_dict())  # forgets all, in place
         stored: np.ndarray | dict[str, np.ndarray] = buffer.observations
         for start in range(0, buffer.size(), CHUNK):
             steps = slice(start, min(start + CHUNK, buffer.size()))

@@ -10,8 +10,6 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from sb3_td3x.common.validation import check_int, check_not_negative
 
 LearningStarts = int | Literal["auto"]
-AUTO_LEARNING_STARTS_SHARE = 0.02  # 10,000 of 500,000 steps, a usual ratio for TD3
-AUTO_LEARNING_STARTS_RANGE = (100, 10_000)
 
 
 def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0) -> int:
@@ -19,8 +17,7 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0)
     steps = check_int("learning_starts", request, minimum=0, or_auto=True)
     if not isinstance(steps, str):
         return steps
-    least, most = AUTO_LEARNING_STARTS_RANGE
-    return int(min(max(AUTO_LEARNING_STARTS_SHARE * total_timesteps, least), most))
+    return int(np.clip(0.02 * total_timesteps, 100, 10_000))  # of 500,000 steps 10,000, a usual ratio for TD3
 
 
 def resolve_action_noise(
@@ -34,14 +31,13 @@ def resolve_action_noise(
             return None
         noise_class = NormalActionNoise if action_space.shape else ScalarActionNoise
         action_noise = noise_class(np.zeros(action_space.shape), np.full(action_space.shape, std))
-    copies = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else []
     base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
         # numpy would silently broadcast a single number to a whole action
         shape = np.broadcast_shapes(np.shape(base_noise._mu), np.shape(base_noise._sigma))
         if shape != action_space.shape:
             raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
-    if len(copies) == n_envs > 1:
+    if isinstance(action_noise, VectorizedActionNoise) and action_noise.n_envs == n_envs > 1:
         return action_noise
     return VectorizedActionNoise(base_noise, n_envs) if n_envs > 1 else base_noise
 

@@ -373,13 +373,8 @@ def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:
 
 def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
     """A batch's tensors in a fixed order; a Dict observation counts as its parts."""
-    tensors: list[th.Tensor] = []
-    for part in batch:
-        if isinstance(part, dict):
-            tensors.extend(part.values())
-        elif part is not None:
-            tensors.append(part)
-    return tensors
+    parts: Any = [part.values() if isinstance(part, dict) else [part] for part in batch]
+    return [tensor for tensors in parts for tensor in tensors if tensor is not None]
 
 
 def _rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:

@@ -42,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
 _MAKING = threading.Lock()
 """torch records one program at a time."""
 
-Program = Callable[..., Sequence[th.Tensor]]
+Program = Callable[..., Sequence[th.Tensor | None]]
 
 
 class CannotAccelerate(ValueError):
@@ -99,7 +99,7 @@ class Updater(GradientStep):
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
         self._modes: list[Any] = []
-        self._programs: dict[tuple[Any, ...], _GradientProgram] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
 
     @contextmanager
     def running(self, batch_size: int, updates_made: int = 0) -> Iterator[None]:
@@ -121,7 +121,7 @@ class Updater(GradientStep):
     ) -> Losses:
         is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
         is_compiled = is_due and self._declined is None and self._path == "compiled" and len(noise) == self._batch_size
-        self._active: dict[str, _GradientProgram] = {}
+        self._active: dict[str, Program] = {}
         if is_compiled:
             # A replay buffer's own batch may hold more, for example indices, which an update does not read
             batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
@@ -145,13 +145,11 @@ class Updater(GradientStep):
         loss, *gradients = self._run("actor")
         return loss, gradients  # type: ignore[return-value]
 
-    def _run(self, name: str, *others: th.Tensor) -> list[th.Tensor | None]:
+    def _run(self, name: str, *others: th.Tensor) -> Sequence[th.Tensor | None]:
         with th.no_grad(), precision.matrix_kernels(self.kernels):
-            return self._active[name]([*self._inputs, *others, *self._batch])
+            return self._active[name](*self._inputs, *others, *self._batch)
 
-    def _programs_for(
-        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
-    ) -> "dict[str, _GradientProgram]":
+    def _programs_for(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
         keys_of_dicts = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
         same = (*keys_of_dicts, *layouts, *self._constants)
@@ -171,14 +169,13 @@ class Updater(GradientStep):
 
     def _make(
         self, names: list[str], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
-    ) -> "dict[str, _GradientProgram]":
+    ) -> dict[str, Program]:
         if self.accelerate == "auto" and self.programs_made >= MOST_PROGRAMS:
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
-        numbers = _numbers(settings)
-        inputs = {"critic": [*self._inputs, numbers, noise, *self._batch], "actor": [*self._inputs, *self._batch]}
-        made = {name: _GradientProgram(self, name, batch, settings, inputs[name]) for name in names}
+        inputs = {"critic": [*self._inputs, _numbers(settings), noise, *self._batch], "actor": [*self._inputs, *self._batch]}
+        made = {name: _Recording(self, name, batch, settings, inputs[name]).program for name in names}
         self.programs_made += len(made)
         return made
 
@@ -191,9 +188,9 @@ def _numbers(settings: UpdateSettings) -> th.Tensor:
     return th.tensor([getattr(settings, name) for name in NUMBERS], dtype=th.float64)
 
 
-class _GradientProgram:
+class _Recording:
     """
-    Loss and gradients of one network as a function of tensors alone, recorded from a copy of the policy.
+    Makes ``program``: loss and gradients of one network as a function of tensors alone, recorded from a copy of the policy.
 
     Its inputs are the policy's tensors in the order of ``PolicyTensors.named``; for the critics ``NUMBERS`` in one tensor and
     the noise; and the tensors of the batch. It changes buffers in place.
@@ -211,7 +208,6 @@ class _GradientProgram:
             raise CannotAccelerate("a layer has a hook, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
-        self.is_returned: list[bool] = []
         with _explained("the policy cannot be copied"):
             # Other threads may use the policy meanwhile
             kept = [value for module in tensors.modules for value in vars(module).values() if isinstance(value, th.Tensor)]
@@ -228,7 +224,6 @@ class _GradientProgram:
                     "the policy draws random numbers from numpy or python, which would be the same in every update"
                 )
             _refuse_random_layers(graph)
-            del self.policy
             with _explained("compiling the update failed"):
                 import torch._inductor
 
@@ -236,11 +231,7 @@ class _GradientProgram:
                 with precision.matrix_kernels(updater.kernels):  # some layers have no kernel that a program can call (LSTM)
                     self.program(*[tensor.clone() for tensor in inputs])
 
-    def __call__(self, inputs: list[th.Tensor]) -> list[th.Tensor | None]:
-        outputs = iter(self.program(*inputs))
-        return [next(outputs) if is_returned else None for is_returned in self.is_returned]
-
-    def _step(self, *inputs: th.Tensor) -> list[th.Tensor]:
+    def _step(self, *inputs: th.Tensor) -> list[th.Tensor | None]:
         originals = [*dict(self.policy.named_parameters()).values(), *dict(self.policy.named_buffers()).values()]
         tensors, others = inputs[: len(originals)], inputs[len(originals) :]
         stand_ins = {
@@ -266,8 +257,7 @@ class _GradientProgram:
                 outputs = [loss.detach()]
             outputs += gradient_step.gradients_of(loss, trained)
         _write_buffers(before, dict(zip(map(id, originals), tensors, strict=True)), stand_ins)
-        self.is_returned = [output is not None for output in outputs]
-        return [output for output in outputs if output is not None]
+        return outputs
 
 
 def swap_parameters(network: nn.Module, stand_ins: dict[int, th.Tensor]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -20,8 +20,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sb3_td3x.common import random_state
-from sb3_td3x.common.random_state import generators_kept
+from sb3_td3x.common.random_state import generators_kept, numpys_and_pythons
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 
@@ -202,10 +201,8 @@ class _Recording:
         """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
         self.products, self.name, self.batch, self.settings = updater.products, name, batch, settings
         tensors = updater.tensors
-        if any(parameter._backward_hooks for parameter in tensors.trained[name]):
-            raise CannotAccelerate("a parameter has a hook on its gradient")
-        if any(map(_is_hooked, tensors.modules)):
-            raise CannotAccelerate("a layer has a hook, which a program would not call")
+        if any(_hooks(tensors)):
+            raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         with _explained("the policy cannot be copied"):
@@ -216,10 +213,10 @@ class _Recording:
             optimizers = [network.optimizer for network in tensors.networks.values()]
             self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
         with _MAKING, generators_kept():
-            drawn = random_state.numpys_and_pythons()
+            drawn = numpys_and_pythons()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            if random_state.numpys_and_pythons() != drawn and _is_alone():
+            if numpys_and_pythons() != drawn and _is_alone():
                 raise CannotAccelerate(
                     "the policy draws random numbers from numpy or python, which would be the same in every update"
                 )
@@ -336,8 +333,10 @@ def _refuse_random_layers(graph: GraphModule) -> None:
                 raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+def _hooks(tensors: PolicyTensors) -> list[bool]:
+    """Of each layer and each parameter whether it has a hook that is called during an update."""
+    layers = [bool(layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks) for layer in tensors.modules]
+    return layers + [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
 
 
 def _modes(tensors: PolicyTensors) -> list[Any]:
@@ -348,9 +347,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         for name, value in vars(module).items()
         if type(value) in (bool, int, float, str)
     ]
-    hooked = [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
-    hooked += map(_is_hooked, tensors.modules)
-    return [th.get_num_threads(), *[module.training for module in tensors.modules], *hooked, *numbers]
+    return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 
 
 def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:

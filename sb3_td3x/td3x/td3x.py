@@ -176,8 +176,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         prioritization: Literal["lap"] | None = None,
     ):
         super().__init__(
-            policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma, train_freq, gradient_steps,
-            action_noise=action_noise,
+            policy, env, learning_rate, buffer_size, learning_starts,  # type: ignore[arg-type]  # its setter takes "auto"
+            batch_size, tau, gamma, train_freq, gradient_steps,
+            action_noise=action_noise,  # type: ignore[arg-type]  # its setter takes a float
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
             optimize_memory_usage=optimize_memory_usage,

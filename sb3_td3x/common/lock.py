@@ -24,10 +24,12 @@ class RunLock:
     If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised at once; if it is
     known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
     to refresh its lock.
+
+    :param patience: seconds to wait for a living holder that is about to leave
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, patience: float = 0):
+        self.folder, self.patience = folder, patience
         self._lease = _lease(folder / LOCK)
 
     def __enter__(self) -> "RunLock":
@@ -56,7 +58,7 @@ class RunLock:
         if owner is None:
             return 5  # it was just released, or is damaged, and filelock removes a damaged one after two seconds
         if owner.hostname == _this_host(self.folder) and not _is_zombie(owner.pid):
-            return 0
+            return self.patience
         whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
         logging.getLogger(__name__).warning("waiting up to %d seconds for a sign of %s", LEASE_SECONDS, whose)
         return LEASE_SECONDS + 2

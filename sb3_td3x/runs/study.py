@@ -20,7 +20,6 @@ from sb3_td3x.common import files
 from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
 from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.validation import check_choice, check_int, did_you_mean, parse_yaml_scalar
-from sb3_td3x.errors import RunLockedError
 from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir, file_name
 from sb3_td3x.results.scores import TABLE_COLUMNS, csv_lines
 from sb3_td3x.runs import experiment
@@ -195,26 +194,14 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     with folder.printed(run).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
         try:
-            _wait_for(path)
+            with RunLock(path, patience=LEASE_SECONDS):
+                pass  # an attempt that was about to end, such as one that saves while the study is begun again, has ended
             if not folder.is_finished(run) and train(run, path):
                 _write_table(folder.table(run), folder.lines(run))
         except Exception:
             traceback.print_exc()
             raise
     return folder.is_finished(run)
-
-
-def _wait_for(folder: Path) -> None:
-    """Wait for an attempt that is about to end, such as one that saves while the study is begun again."""
-    deadline = time.monotonic() + LEASE_SECONDS
-    while True:
-        try:
-            with RunLock(folder):
-                return
-        except RunLockedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
 
 
 def train_td3x(run: StudyRun, path: Path) -> bool:

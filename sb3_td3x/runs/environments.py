@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.common.registration import require_registered
+from sb3_td3x.common.validation import check_int
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
@@ -73,12 +74,12 @@ def open_env(
     """
     The environments of a run as its settings say: wrapped, in processes if there are several, normalized.
 
-    :param stream: ``TRAINING``, ``EVALUATION`` or ``AFTERWARDS``
+    :param stream: ``TRAINING``, or ``EVALUATION`` or ``AFTERWARDS`` for a single environment
     :param entry: hyperparameters in rl-zoo3's keys; ``None`` for one plain environment
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes, or is continued; ``None`` for no file
     """
     entry = entry or {}
-    n_envs = entry.get("n_envs", 1)
+    n_envs = check_int("n_envs", entry.get("n_envs", 1), minimum=1) if stream == TRAINING else 1
 
     def make_env(index: int) -> gym.Env:
         if n_envs > 1:  # in a process of its own

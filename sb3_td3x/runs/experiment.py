@@ -131,7 +131,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     th.set_num_threads(experiment.threads)
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
-        evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
+        evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         if not isinstance(actions := evaluation_env.action_space, gym.spaces.Box):
             kind = "discrete" if isinstance(actions, gym.spaces.Discrete) else type(actions).__name__
             raise ValueError(f"{experiment.env_id} has {kind} actions; TD3 needs continuous ones (a Box)")
@@ -191,8 +191,8 @@ def resume(
         # From the settings, not the checkpoint: a run that was extended may not have made one since
         planned = check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
-        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
-        counts = {"n_envs": (entry["n_envs"], saved.manifest["replay"].get("n_envs")),
+        n_envs = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
+        counts = {"n_envs": (n_envs, saved.manifest["replay"].get("n_envs")),
                   "num_threads": (experiment.threads, saved.manifest["machine"].get("torch threads"))}  # fmt: skip
         for name, (asked, had) in counts.items():  # before so many processes or threads are started
             if had not in (None, asked):
@@ -201,7 +201,7 @@ def resume(
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
         th.set_num_threads(experiment.threads)
-        evaluation_env = _opened(resources, experiment, {**entry, "n_envs": 1}, EVALUATION)
+        evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
         if entry["n_timesteps"] != planned:

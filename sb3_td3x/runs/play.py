@@ -35,9 +35,8 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     its name may have is imported, the keyword arguments in the folder are passed to it, and statistics load as in SB3.
     """
     statistics, env_kwargs = folder.model_normalization(), folder.arguments().get("env_kwargs")
-    entry = {**folder.config(), "n_envs": 1}
     require_registered(folder.env_id, trust, env_kwargs)
-    env = open_env(folder.env_id, seed, AFTERWARDS, entry, render_mode=render_mode, env_kwargs=env_kwargs)
+    env = open_env(folder.env_id, seed, AFTERWARDS, folder.config(), render_mode=render_mode, env_kwargs=env_kwargs)
     if statistics is None:
         return env
     inside = env.venv if isinstance(env, VecNormalize) else env  # with images transposed, or not, as in training

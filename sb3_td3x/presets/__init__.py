@@ -76,14 +76,15 @@ def load(name: str, env_id: str) -> dict[str, Any]:
 
     :param name: name of a preset, or the path of a YAML file of entries by environment
     :param env_id: registered name of the environment, also as ``module:name``
-    :return: the environment's entry, else the preset's ``default`` entry
+    :return: the environment's entry, else the preset's ``default`` entry; without a policy that the observations choose
     :raises ValueError: for an unknown preset, a file that cannot be read, or a file without an entry for the environment
     """
     entries = table(name)
     entry = entries.get(env_id) or entries.get(env_id.rpartition(":")[2]) or entries.get("default")
     if entry is None:
         raise ValueError(f"{name} has no entry for {env_id or 'an environment without a name'} and none named default")
-    return dict(entry)
+    # rl-zoo3 needs a policy in every entry; MlpPolicy stands for the one that fits the observations
+    return {key: value for key, value in entry.items() if (key, value) != ("policy", "MlpPolicy")}
 
 
 def table(name: str) -> dict[str, dict[str, Any]]:
@@ -144,8 +145,8 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 
 def check(entry: Mapping[str, Any]) -> None:
     """Check what neither ``model_arguments`` nor the constructor of ``TD3X`` does; ``ValueError`` for an invalid value."""
-    if not isinstance(entry["policy"], str):
-        raise ValueError(f"policy must be a name such as MlpPolicy, not {entry['policy']!r}")
+    if not isinstance(policy := entry.get("policy", ""), str):
+        raise ValueError(f"policy must be a name such as MlpPolicy, not {policy!r}")
     for name, _ in _wrappers(entry.get("env_wrapper")):
         known_class("env_wrapper", name)
     check_normalize(entry.get("normalize"))

@@ -115,7 +115,7 @@ def check(experiment: Experiment) -> dict[str, Any]:
     require_device(experiment.device)
     entry = experiment.hyperparameters()
     presets.check(entry)
-    check_arguments(entry["policy"], **presets.model_arguments(entry))
+    check_arguments(entry.get("policy", "MlpPolicy"), **presets.model_arguments(entry))
     return entry
 
 
@@ -135,9 +135,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         if not isinstance(actions := evaluation_env.action_space, gym.spaces.Box):
             kind = "discrete" if isinstance(actions, gym.spaces.Discrete) else type(actions).__name__
             raise ValueError(f"{experiment.env_id} has {kind} actions; TD3 needs continuous ones (a Box)")
-        is_named = any(assignment.partition("=")[0].strip() == "policy" for assignment in experiment.overrides)
-        if entry["policy"] == "MlpPolicy" and not is_named:
-            entry["policy"] = policies.name_for(evaluation_env.observation_space)
+        entry.setdefault("policy", policies.name_for(evaluation_env.observation_space))
         written = resources.enter_context(ExitStack())
         if path is None:
             folder = RunDir.create(experiment.out, experiment.env_id)

@@ -246,8 +246,7 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     except ValueError:
         return
     now = {**vars(asked), "overrides": "", **asked.hyperparameters()}
-    if now["policy"] == "MlpPolicy":
-        now["policy"] = begun.get("policy")  # chosen by the observations
+    now.setdefault("policy", begun.get("policy"))  # chosen by the observations
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
         also = f" and its table {table}" if folder.is_finished(run) else ""

@@ -220,7 +220,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
             normalization that the preset asks for
         """
-        policy = changes.pop("policy", None)
         spec = None if isinstance(env, str) else env.get_attr("spec")[0] if isinstance(env, VecEnv) else env.spec
         entry = presets.load(preset, env if isinstance(env, str) else "" if spec is None else spec.id)
         entry.update({name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes})
@@ -231,9 +230,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         if vec_env.num_envs > 1:
             arguments["gradient_steps"] = -1  # one update per environment step
-        if entry["policy"] == "MlpPolicy" and policy is None:
-            policy = policies.name_for(vec_env.observation_space)
-        return cls(policy or entry["policy"], vec_env, **{**arguments, **changes})
+        policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
+        return cls(policy, vec_env, **{**arguments, **changes})
 
     # Properties, so that they stay right when the policy is replaced
     actor: Actor = _in_policy("actor")

@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from contextlib import closing
 from datetime import datetime, timezone
-from importlib.resources import files as package_files
 from pathlib import Path
 
 import huggingface_hub
@@ -131,7 +130,7 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         eval_results=[huggingface_hub.EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
     )
     wrapper, env_kwargs = run.config().get("env_wrapper"), arguments.get("env_kwargs")
-    template = Template(package_files("sb3_td3x.publish").joinpath("card.md.j2").read_text(encoding="utf-8"))
+    template = Template(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     return template.render(
         card_data=data.to_yaml(),
         env_id=env_id,

@@ -11,7 +11,6 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def write(run: RunDir, out: Path) -> None:
 
 def render(run: RunDir) -> str:
     """The page as text."""
-    template = package_files("sb3_td3x.publish").joinpath("report.html.j2").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
     steps, saved = config.get("n_timesteps"), Store(run.checkpoints).checkpoints()

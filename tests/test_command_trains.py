@@ -182,7 +182,7 @@ BAD_TRAINING = {
     "one of a module": (["--env", "gymnasium:Pendulun-v1"], "there is no environment 'gymnasium:Pendulun-v1'"),
     "one of nobody knows which module": (["--env", "qqqqqq-v0"], "your own registers is my_module:qqqqqq-v0"),
     "a path for a module": (["--env", "./mine:Own-v0"], "the module ./mine cannot be imported"),
-    "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has discrete actions; TD3 needs continuous ones"),
+    "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has Discrete actions; TD3 needs continuous ones"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
     "tau above 1": (["--set", "tau=2"], "tau must be between 0 and 1"),
     "half a step": (["--steps", "10.5"], "steps must be a whole number"),

@@ -133,8 +133,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         if not isinstance(actions := evaluation_env.action_space, gym.spaces.Box):
-            kind = "discrete" if isinstance(actions, gym.spaces.Discrete) else type(actions).__name__
-            raise ValueError(f"{experiment.env_id} has {kind} actions; TD3 needs continuous ones (a Box)")
+            raise ValueError(f"{experiment.env_id} has {type(actions).__name__} actions; TD3 needs continuous ones (a Box)")
         entry.setdefault("policy", policies.name_for(evaluation_env.observation_space))
         written = resources.enter_context(ExitStack())
         if path is None:

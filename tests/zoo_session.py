@@ -19,7 +19,6 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, presets, zoo
-from sb3_td3x.zoo import UNKNOWN_TO_RL_ZOO3
 from tests.tools import LineEnv
 
 SMALL_IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -61,7 +60,7 @@ def presets_agree():
         for env_id, entry in presets.table(preset).items():
             is_image = entry["policy"] == "CnnPolicy"
             env = DummyVecEnv([lambda is_image=is_image: LineEnv(SMALL_IMAGE if is_image else None)])
-            known = {key: value for key, value in entry.items() if key not in UNKNOWN_TO_RL_ZOO3}
+            known = {key: value for key, value in entry.items() if key != "noise_dt"}
             given, *_ = manager._preprocess_hyperparams(known)
             given = manager._preprocess_action_noise(given, {}, env)
             theirs = TD3X(env=env, device="cpu", **given)

@@ -10,16 +10,12 @@ from typing import Any
 from sb3_td3x import presets
 from sb3_td3x.results.run_dir import ALGORITHM
 
-UNKNOWN_TO_RL_ZOO3 = ("noise_dt",)
-
 hyperparams = {
-    environment: {key: value for key, value in entry.items() if key not in UNKNOWN_TO_RL_ZOO3}
+    environment: {key: value for key, value in entry.items() if key != "noise_dt"}  # rl-zoo3 has none
     for environment, entry in presets.table("default").items()
 }
 """The preset ``default`` as rl-zoo3 reads it: ``--conf-file sb3_td3x.zoo``."""
 
-QUANTILES = (1, 10, 25)
-MOST_DROPPED = 5  # as in rl-zoo3's search space of TQC; less than 10 quantiles, the fewest that can lose some
 SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")
 """What ``--optimize-hyperparameters`` searches besides the settings of rl-zoo3's TD3."""
 HER_SETTINGS = ("n_sampled_goal", "goal_selection_strategy")
@@ -50,8 +46,9 @@ def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, A
     from rl_zoo3.hyperparams_opt import sample_td3_params
 
     settings = {
-        "n_quantiles": trial.suggest_categorical("n_quantiles", QUANTILES),
-        "top_quantiles_to_drop_per_net": trial.suggest_int("top_quantiles_to_drop_per_net", 0, MOST_DROPPED),
+        "n_quantiles": trial.suggest_categorical("n_quantiles", (1, 10, 25)),
+        # As in rl-zoo3's search space of TQC; less than 10 quantiles, the fewest that can lose some
+        "top_quantiles_to_drop_per_net": trial.suggest_int("top_quantiles_to_drop_per_net", 0, 5),
         "policy_delay": trial.suggest_int("policy_delay", 1, 4),
     }
     # rl-zoo3 leaves the key out where it samples no noise; TD3X would then use its default noise

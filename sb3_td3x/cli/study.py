@@ -94,15 +94,10 @@ class RunsTable:
         self.runs, self.folder = runs, folder
         self.totals = {run: run.experiment().hyperparameters()["n_timesteps"] for run in runs}
         self.errors: dict[StudyRun, str] = {}  # of the runs that have ended
-        self._done: dict[StudyRun, Progress] = {}  # does not change any more and is not read again
 
     def progress(self, run: "StudyRun") -> "Progress":
-        current = self._done.get(run) or self.folder.progress(run)
-        if current.state == "done":
-            self._done[run] = current
-        elif self.errors.get(run):
-            current = replace(current, state="failed")
-        return current
+        current = self.folder.progress(run)
+        return replace(current, state="failed") if self.errors.get(run) else current
 
     def line(self, run: "StudyRun") -> str:
         """One run's progress in words."""

@@ -187,11 +187,11 @@ BAD_TRAINING = {
     "tau above 1": (["--set", "tau=2"], "tau must be between 0 and 1"),
     "half a step": (["--steps", "10.5"], "steps must be a whole number"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
-    "an unknown device": (["--device", "tpu"], "there is no device 'tpu'"),
-    "a device SB3 does not know": (["--device", "meta"], "there is no device 'meta'"),
+    "an unknown device": (["--device", "tpu"], "device must be one of auto, cpu"),
+    "a device SB3 does not know": (["--device", "meta"], "device must be one of auto, cpu"),
     "more memory than there is": (["--set", "buffer_size=1e13"], "Unable to allocate"),
     "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
-    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "there is no device 'cuda'")}),
+    **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "of auto, cpu, not 'cuda'")}),
 }
 
 

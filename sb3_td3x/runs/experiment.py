@@ -1,6 +1,5 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.signals import stopping_on_signal
-from sb3_td3x.common.validation import check_int
+from sb3_td3x.common.validation import check_choice, check_int
 from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
@@ -273,6 +272,5 @@ def train(
 
 def require_device(device: str) -> None:
     """``ValueError`` for a device that is not there; SB3 would silently take the CPU for a missing CUDA device."""
-    cuda = re.fullmatch(r"cuda(:(\d+))?", str(device))
-    if device not in ("auto", "cpu") and not (cuda and int(cuda[2] or 0) < th.cuda.device_count()):
-        raise ValueError(f"there is no device {device!r}: use auto, cpu or cuda, where there is one")
+    gpus = [f"cuda:{number}" for number in range(th.cuda.device_count())]
+    check_choice("device", device, ["auto", "cpu", *(["cuda", *gpus] if gpus else [])])

@@ -75,8 +75,7 @@ class Experiment:
 
     def arguments(self) -> dict[str, Any]:
         """The fields but ``out`` under the names of rl-zoo3's ``args.yml``, which its scripts read back."""
-        values = {**vars(self), "overrides": list(self.overrides)}
-        return {ARGUMENT_NAMES.get(name, name): value for name, value in values.items() if name != "out"}
+        return {ARGUMENT_NAMES.get(name, name): value for name, value in vars(self).items() if name != "out"}
 
     @classmethod
     def of_arguments(cls, folder: RunDir) -> "Experiment":

@@ -62,7 +62,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
     th.set_num_threads(1)
     place = RunDir(folder, run.env)
     algorithm, options = sb3_algorithm(run.algo), run.options
-    with RunLock(folder):
+    with RunLock(folder) as lock:
         train_env = environments.open_env(run.env, run.seed, environments.TRAINING)
         eval_env = environments.open_env(run.env, run.seed, environments.EVALUATION)
         saved = Store(place.checkpoints).checkpoints()
@@ -77,13 +77,14 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
                 arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, options["noise_std"]))
             model = algorithm("MlpPolicy", train_env, seed=run.seed, device="cpu", **arguments)
         model.set_logger(log_state.configure(place.log))
-        evaluated = {"n_eval_episodes": options["eval_episodes"], "eval_freq": options["eval_freq"], "folder": place}
+        episodes, every = options["eval_episodes"], options["eval_freq"]
+        evaluation = Evaluation(eval_env, eval_freq=every, n_eval_episodes=episodes, folder=place, lock=lock)
         saving = TD3XCheckpointCallback(SAVE_FREQ, place.checkpoints)
         asked = options.get("kernels", "default")
         check_choice("kernels", asked, ("default", "fastest"))
         kernels = precision.choose_matrix_kernels() if asked == "fastest" else "default"
         with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
-            model.learn(options["steps"], [Evaluation(eval_env, **evaluated), saving], resume=bool(saved))
+            model.learn(options["steps"], [evaluation, saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]
 
 

@@ -1,5 +1,7 @@
 """Callbacks, evaluations and TensorBoard around a run that is resumed."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import (
@@ -79,7 +81,7 @@ class TestExactly:
 
         def callbacks():
             folder = RunDir(tmp_path, "Line")
-            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, folder=folder, warn=False)
+            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, folder=folder, lock=Mock(), warn=False)
             return [ConvertCallback(tick), evaluation, TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
 
         model(seeded(OpenLineEnv), seed=1).learn(30, callbacks())

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from itertools import count
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -35,7 +36,7 @@ class TestAnEvaluation:
         (folder / "Line").mkdir(parents=True, exist_ok=True)
         evaluation = Evaluation(
             seeded(wrapper=NormalizeObservation), eval_freq=20, n_eval_episodes=2, folder=RunDir(folder, "Line"), warn=False,
-            is_stopping=is_stopping,
+            lock=Mock(), is_stopping=is_stopping,
         )  # fmt: skip
         return [evaluation, saving]
 

@@ -24,10 +24,9 @@ def save_normalization(model: BaseAlgorithm, path: Path) -> None:
         files.write(path, lambda partial: normalization.save(str(partial)))
 
 
-def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock | None) -> None:
+def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock) -> None:
     """Write the model as it is now, and its normalization; ``RunLockedError`` if another process has the lock."""
-    if lock is not None:
-        lock.require_ours()
+    lock.require_ours()
     with files.explained(folder.last_model):
         model.save(folder.last_model)
     save_normalization(model, folder.normalization)
@@ -57,7 +56,7 @@ class Evaluation(EvalCallback):
         *,
         eval_freq: int,
         folder: RunDir,
-        lock: RunLock | None = None,
+        lock: RunLock,
         is_stopping: Callable[[], bool] = lambda: False,
         on_evaluation: Callable[[EvalCallback], None] = lambda _: None,
         **kwargs: Any,
@@ -106,8 +105,7 @@ class Evaluation(EvalCallback):
         return [self.folder.best_normalization]
 
     def _evaluate(self) -> None:
-        if self.lock is not None:
-            self.lock.require_ours()  # SB3 would overwrite the other process's files
+        self.lock.require_ours()  # SB3 would overwrite the other process's files
         was_reset, best_before = self.last_mean_reward > -math.inf, self.best_mean_reward
         before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
         try:

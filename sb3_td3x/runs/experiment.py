@@ -3,7 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import presets
@@ -258,13 +258,10 @@ def train(
     with run.resources:
         try:
             with files.explained(run.folder.path, only_full=True), stopping_on_signal(checkpoint.save_and_stop):
-                every = [evaluation, *callbacks, checkpoint]
-                run.model.learn(run.total, CallbackList(every), resume=run.is_resumed)
-        except BaseException as error:
-            try:
+                run.model.learn(run.total, [evaluation, *callbacks, checkpoint], resume=run.is_resumed)
+        except BaseException:
+            with suppress(Exception):  # what ended the run is what its owner needs to know
                 save_last(run.model, run.folder, run.lock)  # as at the end
-            except Exception as failed:
-                raise error from failed  # what ended the run is what its owner needs to know
             raise
     return run.model.num_timesteps >= run.total and is_evaluated(run.folder, run.model.num_timesteps)
 

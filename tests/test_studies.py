@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,10 +127,11 @@ class TestFile:
         with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}"):
             runners.on_ray(address)
 
-    def test_ray_that_is_not_installed_says_what_to_install(self, monkeypatch):
-        monkeypatch.setattr(runners, "find_spec", lambda name: None)
-        with pytest.raises(ValueError, match="pip install ray"):
-            runners.on_ray("local")
+    def test_ray_that_is_not_installed_says_what_to_install(self, tmp_path, monkeypatch, called):
+        monkeypatch.setitem(sys.modules, "ray", None)
+        study(tmp_path / "s.yml")
+        code, printed = called("study", tmp_path / "s.yml", "--ray", "local", "--out", tmp_path / "out")
+        assert (code, printed.endswith(": pip install ray\n")) == (2, True)
 
 
 @pytest.fixture(scope="module")

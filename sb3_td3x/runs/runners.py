@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import connection
 from typing import Any
 
@@ -120,15 +119,13 @@ def on_ray(address: str, threads: int = 1) -> Runner:
     """
     :param address: as ``ray.init`` takes it: ``"local"`` starts a cluster on this machine
     :param threads: cores that a run takes
-    :raises ValueError: if Ray is not installed, or no cluster answers at the address
+    :raises ValueError: if no cluster answers at the address; a ``ModuleNotFoundError`` if Ray is not installed
     """
-    if find_spec("ray") is None:
-        raise ValueError("studies on Ray need ray: pip install ray")
+    import ray
+
     _require_answer(address)
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
-        import ray
-
         cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
         with ray.init(address, **cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}

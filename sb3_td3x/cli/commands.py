@@ -25,7 +25,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 def evaluate(
     run: RunFolder,
-    episodes: Annotated[int, typer.Option(help="Number of episodes.")] = 10,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     seed: Seed = 1_000,
     device: Device = "auto",
     trust: Trust = False,
@@ -115,7 +115,7 @@ def push(
     run: RunFolder,
     repo: Annotated[str, typer.Option(help="Repository on the Hub, as user/name; made if it is not there.")],
     to_folder: Annotated[Path | None, typer.Option(help="Write the files here and upload nothing.")] = None,
-    episodes: Annotated[int, typer.Option(help="Episodes of the evaluation that the model card reports.")] = 10,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of the evaluation that the model card reports.")] = 10,
     seed: Seed = 1_000,
     private: Annotated[bool, typer.Option("--private", help="Make a repository that others cannot see.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Push a model that readers have to trust you to load.")] = False,

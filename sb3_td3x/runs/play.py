@@ -13,7 +13,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.common import files
 from sb3_td3x.common.registration import require_registered
-from sb3_td3x.common.validation import check_int
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
@@ -51,7 +50,7 @@ def evaluate(
     """Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them."""
     with closing(open_evaluation_env(folder, seed, render_mode, trust)) as env:
         model = load_model(folder, env, device, trust)
-        returns, _ = evaluate_policy(model, env, check_int("episodes", episodes, minimum=1), return_episode_rewards=True)
+        returns, _ = evaluate_policy(model, env, episodes, return_episode_rewards=True)
     return np.asarray(returns)
 
 

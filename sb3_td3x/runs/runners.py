@@ -123,7 +123,12 @@ def on_ray(address: str, threads: int = 1) -> Runner:
     """
     import ray
 
-    _require_answer(address)
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # a cluster's address, which Ray itself tries for several minutes
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()  # brackets: of IPv6
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
 
     def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
         cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
@@ -148,13 +153,3 @@ def on_ray(address: str, threads: int = 1) -> Runner:
                 ray.wait(list(pending), num_returns=len(pending))
 
     return runner
-
-
-def _require_answer(address: str) -> None:
-    """Ray itself tries for several minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()  # brackets: of IPv6
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"no Ray cluster answers at {address}: {error}") from error

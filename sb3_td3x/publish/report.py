@@ -76,7 +76,7 @@ def render(run: RunDir) -> str:
         facts=list(_facts(saved, planned, scores, log)),
         curves=[{"title": f"Score over {AXES[axis]}", "picture": _picture(run_curve(scores, axis))} for axis in axes],
         charts=list(_charts(log)),
-        video=_video(run, notes),
+        video=_data_uri("video/mp4", run.video.read_bytes()) if run.video.is_file() else None,
         commands=list(_commands(run, saved, planned, arguments)),
         tables={
             "Hyperparameters": _lines(config),
@@ -141,13 +141,6 @@ def _picture(figure: Figure) -> str:
 
 def _data_uri(media_type: str, content: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
-
-
-def _video(run: RunDir, notes: list[str]) -> str | None:
-    if run.video.is_file():
-        return _data_uri("video/mp4", run.video.read_bytes())
-    notes.append("There is no video yet: td3x enjoy makes one.")
-    return None
 
 
 def _lines(values: Any) -> list[tuple[str, str]]:

@@ -109,12 +109,11 @@ def pull(repo_id: str, out: Path) -> RunDir:
     if not isinstance(env_id, str):
         raise ValueError(f"{ARGUMENTS} of {repo_id} names no environment")
     run = RunDir.create(out, env_id)
-    run.settings.mkdir()
-    run.video.parent.mkdir()
     copies = {models[0]: run.best_model, "config.yml": run.config_file, ARGUMENTS: run.args_file,
               STATISTICS: run.best_normalization, VIDEO: run.video}  # fmt: skip
     for name, path in copies.items():
         if (folder / name).is_file():
+            path.parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, path)
     return run
 

@@ -45,14 +45,14 @@ def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, A
     """The keyword arguments of ``TD3X`` for one trial of Optuna's, with the parameters of rl-zoo3's samplers."""
     from rl_zoo3.hyperparams_opt import sample_td3_params
 
-    settings = {
+    return {
         "n_quantiles": trial.suggest_categorical("n_quantiles", (1, 10, 25)),
         # As in rl-zoo3's search space of TQC; less than 10 quantiles, the fewest that can lose some
         "top_quantiles_to_drop_per_net": trial.suggest_int("top_quantiles_to_drop_per_net", 0, 5),
         "policy_delay": trial.suggest_int("policy_delay", 1, 4),
+        "action_noise": None,  # rl-zoo3 leaves the key out where it samples no noise; TD3X would then use its default noise
+        **sample_td3_params(trial, n_actions, n_envs, additional_args),
     }
-    # rl-zoo3 leaves the key out where it samples no noise; TD3X would then use its default noise
-    return {"action_noise": None, **sample_td3_params(trial, n_actions, n_envs, additional_args), **settings}
 
 
 def convert(sampled_params: dict[str, Any]) -> dict[str, Any]:

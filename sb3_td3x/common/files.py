@@ -44,7 +44,8 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path, which is renamed to ``path`` at the end. After an error the old file stays."""
+    """Make the folder, and give a temporary path that is renamed to ``path`` at the end. After an error the old file stays."""
+    make_folder(path.parent)
     # With the suffix, by which libraries choose the format, and unique, so that several threads may write the same file
     partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
     try:

@@ -50,9 +50,7 @@ def write(run: RunDir, out: Path) -> None:
     """Write the page of a run, or of what an unfinished one has; ``ValueError`` if its settings cannot be read."""
     if out.suffix != ".html":
         raise ValueError(f"a report is an .html file, not {out.name!r}")
-    page = render(run)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, page.encode(errors="replace"))
+    files.write(out, render(run).encode(errors="replace"))
 
 
 def render(run: RunDir) -> str:

@@ -63,9 +63,7 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
     """
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
-    picture = figure(scores, x)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write(out, picture.savefig)
+    files.write(out, figure(scores, x).savefig)
 
 
 def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:

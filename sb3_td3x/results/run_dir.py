@@ -111,7 +111,6 @@ class RunDir:
 
     def write_settings(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         """Write the hyperparameters as used, and the command's arguments."""
-        files.make_folder(self.settings)
         for path, content in ((self.args_file, arguments), (self.config_file, config)):
             files.write(path, yaml.safe_dump(dict(content), sort_keys=False).encode())
 

@@ -174,7 +174,6 @@ class StudyFolder:
 
 
 def _write_table(path: Path, lines: list[str]) -> None:
-    files.make_folder(path.parent)
     files.write(path, "\n".join([",".join(TABLE_COLUMNS), *lines, ""]).encode())
 
 

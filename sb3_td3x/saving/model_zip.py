@@ -149,7 +149,6 @@ def save(
         return
     path = pathlib.Path(path)
     path = (path if path.suffix else pathlib.Path(f"{path}.zip")).resolve()  # as SB3 names it; a link stays one
-    path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
         partial.write_bytes(zipped.getbuffer())
 

@@ -112,7 +112,6 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     content.metadata_props.add(key="environment", value="" if spec is None else spec.id)
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))
     content.metadata_props.add(key="sb3_td3x", value=__version__)
-    files.make_folder(Path(path).parent)
     with files.replacing(Path(path)) as partial_path:
         partial_path.write_bytes(content.SerializeToString())
 

@@ -19,8 +19,8 @@ from ray.cluster_utils import Cluster
 from results import versions
 
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.runners import Function, Runner
-from sb3_td3x.runs.study import StudyFolder, StudyRun, train_td3x
+from sb3_td3x.runs.runners import Runner
+from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt, train_td3x
 
 OUT = Path(__file__).parent / "results" / "study.json"
 
@@ -30,10 +30,10 @@ def study(runs: int, steps: int) -> list[StudyRun]:
     return [StudyRun("td3x", "default", "Pendulum-v1", seed, options) for seed in range(runs)]
 
 
-def directly(function: Function, runs: list[StudyRun]):
+def directly(train: Train, folder: StudyFolder, runs: list[StudyRun]):
     """The runner that nothing can beat: no engine."""
     for run in runs:
-        function(run)
+        attempt(train, folder, run)
         yield run, ""
 
 

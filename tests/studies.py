@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback
 from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.runs import runners
-from sb3_td3x.runs.study import StudyFolder, StudyRun, read, train_td3x
+from sb3_td3x.runs.study import StudyFolder, StudyRun, attempt, read, train_td3x
 from tests import resuming
 
 SHORT = {
@@ -33,11 +33,11 @@ def study(path, **changes):
     return read(path)
 
 
-def here(function, runs):
+def here(train, folder, runs):
     """A runner without processes."""
     for run in runs:
         try:
-            function(run)
+            attempt(train, folder, run)
         except Exception as error:
             yield run, str(error)
         else:

@@ -9,8 +9,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from functools import partial
 from multiprocessing import connection
 from typing import Any
 
@@ -22,16 +20,13 @@ RETRIES = 5
 """How often a run's process, one of its environments' or its machine may be lost."""
 ENDED, FAILED, DIED = 0, 11, 12
 """Exit codes of a run's process. With any but the first two it is lost and resumed from its checkpoint."""
-IN_LOG = "see its log"
-"""An error that stands for the last line of the run's log."""
 
-Function = Callable[[StudyRun], Any]
 Ended = Generator[tuple[StudyRun, str], None, None]
 """Runs as they end, each with its error in one line, which is empty if the run is finished or was stopped."""
-Runner = Callable[[Function, Sequence[StudyRun]], Ended]
+Runner = Callable[[Train, StudyFolder, Sequence[StudyRun]], Ended]
 """
-Takes a function, which makes one run, and the runs. A run whose process, environment's process or machine is lost is made
-again. Closed, it stops the runs under way and waits.
+Makes an attempt at each run. A run whose process, environment's process or machine is lost is attempted again. Closed, it
+stops the runs under way and waits.
 """
 
 
@@ -43,10 +38,7 @@ def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: R
     """
     folder.runs.mkdir(parents=True, exist_ok=True)
     with RunLock(folder.runs):
-        left = [run for run in runs if not folder.is_finished(run)]
-        with closing(runner(partial(attempt, train, folder), left)) as ended:
-            for run, error in ended:
-                yield run, folder.last_line(run) if error == IN_LOG else error
+        yield from runner(train, folder, [run for run in runs if not folder.is_finished(run)])
 
 
 def jobs_here(threads: int) -> int:
@@ -58,7 +50,7 @@ def jobs_here(threads: int) -> int:
 def local(jobs: int) -> Runner:
     """:param jobs: runs at a time, a process each"""
 
-    def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
+    def runner(train: Train, folder: StudyFolder, runs: Sequence[StudyRun]) -> Ended:
         context = multiprocessing.get_context("spawn")
         waiting, lost = list(runs), Counter[StudyRun]()
         running: dict[Any, tuple[StudyRun, Any]] = {}  # by the handle that tells of the process's end
@@ -66,7 +58,7 @@ def local(jobs: int) -> Runner:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
-                    process = context.Process(target=_in_process, args=(function, run), name=run.name)
+                    process = context.Process(target=_in_process, args=(train, folder, run), name=run.name)
                     # A terminal sends Ctrl-C to every process; those started here ignore it: the study tells them to stop
                     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
                     process.start()
@@ -77,7 +69,7 @@ def local(jobs: int) -> Runner:
                     process.join()
                     code = process.exitcode
                     if code in (ENDED, FAILED):
-                        yield run, IN_LOG if code == FAILED else ""
+                        yield run, folder.last_line(run) if code == FAILED else ""
                     elif lost[run] < RETRIES:
                         lost[run] += 1
                         waiting.insert(0, run)
@@ -92,12 +84,12 @@ def local(jobs: int) -> Runner:
     return runner
 
 
-def _in_process(function: Function, run: StudyRun) -> None:
+def _in_process(train: Train, folder: StudyFolder, run: StudyRun) -> None:
     """What a local run's process does. It ends at once then, whatever threads and processes the run has left."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = ENDED
     try:
-        function(run)
+        attempt(train, folder, run)
     except EnvironmentDiedError:
         code = DIED
     except Exception:
@@ -130,12 +122,12 @@ def on_ray(address: str, threads: int = 1) -> Runner:
         except (OSError, OverflowError) as error:
             raise ValueError(f"no Ray cluster answers at {address}: {error}") from error
 
-    def runner(function: Function, runs: Sequence[StudyRun]) -> Ended:
+    def runner(train: Train, folder: StudyFolder, runs: Sequence[StudyRun]) -> Ended:
         cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
         with ray.init(address, **cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
-            task: Any = ray.remote(**options)(lambda run: function(run))
-            pending = {task.remote(run): run for run in runs}
+            task: Any = ray.remote(**options)(attempt)
+            pending = {task.remote(train, folder, run): run for run in runs}
             try:
                 while pending:
                     (done,), _ = ray.wait(list(pending))
@@ -143,7 +135,7 @@ def on_ray(address: str, threads: int = 1) -> Runner:
                     try:
                         ray.get(done)
                     except ray.exceptions.RayTaskError:
-                        error = IN_LOG
+                        error = folder.last_line(pending[done])
                     except ray.exceptions.RayError as lost:  # its machine was lost too often
                         error = " ".join(str(lost).split())
                     yield pending.pop(done), error

@@ -88,6 +88,17 @@ class TestOptions:
         wait_until(lambda: b"eval/mean_reward" in log.read_bytes())  # wandb's own process writes it
         assert b"learning_starts" in log.read_bytes()
 
+    def test_wandb_without_a_login_is_an_error_of_one_line(self, monkeypatch, tmp_path, called):
+        wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+
+        def refuse(**arguments):
+            raise wandb.errors.UsageError("No API key configured")
+
+        monkeypatch.setattr(wandb, "init", refuse)
+        code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)
+        assert code == 2
+        assert printed.endswith("error: wandb cannot begin to log: No API key configured\n")
+
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
         monkeypatch.setitem(sys.modules, "wandb", None)
         code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)

@@ -49,7 +49,10 @@ class Wandb(KVWriter):
         import wandb
 
         folder = run.folder.path
-        self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder))
+        try:
+            self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder))
+        except wandb.Error as error:  # without a login or a connection
+            raise ValueError(f"wandb cannot begin to log: {error}") from error
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
         self.run.log({key: value for key, value in key_values.items() if not isinstance(value, str)}, step=step)

@@ -199,22 +199,18 @@ def test_a_simulator_that_is_not_installed_is_named_in_one_line(command, tmp_pat
     assert "Box2D is not installed" in printed
 
 
-def files_in(folder):
-    return {path for path in folder.rglob("*") if path.is_file()}
-
-
 class TestUntrustedRuns:
     """They are read without running their author's code, unless the user says that he trusts them."""
 
     @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"]])
     def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, called):
         run = self.scheduled(tmp_path)
-        before = files_in(run.path)
+        before = set(run.path.rglob("*"))
         code, printed = called(*command, run.path)
         assert code == 2
         assert "learning_rate holds " in printed
         assert "--trust" in printed
-        assert files_in(run.path) == before
+        assert set(run.path.rglob("*")) == before
 
     def test_eval_trusts_when_told(self, tmp_path):
         run = self.scheduled(tmp_path)

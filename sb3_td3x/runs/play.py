@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.common import files
 from sb3_td3x.common.registration import require_registered
-from sb3_td3x.errors import ModelFileError
+from sb3_td3x.errors import CheckpointError, ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
 from sb3_td3x.runs.environments import AFTERWARDS, open_env
@@ -64,13 +64,15 @@ def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000
         raise ValueError(f"a video is written as .mp4, not as {out.name}")
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:
         raise ValueError('a video needs imageio: pip install "imageio[ffmpeg]"')
-    files.require_writable(out)
     if not has_display():  # SDL, which draws Gymnasium's own tasks, would look for one and print an error
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
-        with closing(open_evaluation_env(folder, seed, "rgb_array", trust)) as env, files.replacing(out) as partial:
-            return _write_video(load_model(folder, env, "cpu", trust), env, partial, max_steps)
-    except ModelFileError:
+        with closing(open_evaluation_env(folder, seed, "rgb_array", trust)) as env:
+            model = load_model(folder, env, "cpu", trust)
+            files.require_writable(out)  # imageio's own error would hide the reason
+            with files.replacing(out) as partial:
+                return _write_video(model, env, partial, max_steps)
+    except (ModelFileError, CheckpointError):
         raise
     except Exception as error:  # whatever the drawing of an environment raises
         raise ValueError(f"no video can be made of {folder.env_id}: {error}") from error

@@ -81,6 +81,20 @@ class TestOneWriter:
             ours.require_ours()
         assert caplog.text == ""
 
+    def test_one_killed_before_it_wrote_into_its_lock_is_taken_over(self, tmp_path):
+        (tmp_path / "lock").touch()
+        with RunLock(tmp_path) as ours:
+            ours.require_ours()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_one_that_is_about_to_write_into_its_lock_is_not(self, tmp_path):
+        (tmp_path / "lock").touch()
+        writes = threading.Timer(0.5, leave_lock, [tmp_path])
+        writes.start()
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on "), RunLock(tmp_path):
+            pass
+        writes.join()
+
     def test_one_whose_process_number_is_in_use_again_is_taken_over_at_once(self, tmp_path, caplog):
         """As the first process of a container that is started again."""
         leave_lock(tmp_path, start=1)

@@ -33,6 +33,7 @@ class RunLock:
         self._lease = _lease(folder / LOCK)
 
     def __enter__(self) -> "RunLock":
+        self._remove_empty()
         for is_last in (False, False, True):  # the first attempt may only remove a dead process's lock
             with suppress(Timeout):
                 self._lease.acquire(timeout=self._patience() if is_last else 0, poll_interval=0.2)
@@ -51,6 +52,16 @@ class RunLock:
                 return
             time.sleep(0.1)
         raise LockLostError(self.folder) if owner is None else self._locked()
+
+    def _remove_empty(self) -> None:
+        """A process killed after it made the file and before it wrote to it leaves it empty; filelock never removes that."""
+        path = self.folder / LOCK
+        with suppress(OSError):
+            if (before := path.stat()).st_size == 0:
+                time.sleep(2)
+                now = path.stat()
+                if (now.st_size, now.st_ino, now.st_ctime_ns) == (0, before.st_ino, before.st_ctime_ns):
+                    path.unlink()
 
     def _patience(self) -> float:
         """Seconds to wait for the lock."""

@@ -193,6 +193,10 @@ class TestAlgorithm:
         without.prioritization = "lap"
         with pytest.raises(ValueError, match=needed):
             without.learn(5, reset_num_timesteps=False)
+        replaced = model(prioritization="lap").learn(20)
+        replaced.replay_buffer = without.replay_buffer
+        with pytest.raises(ValueError, match=needed):
+            replaced.train(1)
 
     def test_a_buffer_with_priorities_needs_lap(self, tmp_path):
         said = 'PrioritizedReplayBuffer needs prioritization="lap", not None'

@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
-from sb3_td3x.checkpoint.run import VERSIONS
+from sb3_td3x.checkpoint.run import versions
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
@@ -320,7 +320,7 @@ class TestSaysWhatIsNotExact:
 
     def test_another_version_processor_or_number_of_threads_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        monkeypatch.setitem(VERSIONS, "torch", "0.0")
+        monkeypatch.setitem(versions(), "torch", "0.0")
         monkeypatch.setattr("sb3_td3x.td3x.precision.processor", lambda: "an abacus")
         monkeypatch.setattr(th, "get_num_threads", lambda: 64)
         with pytest.warns(UserWarning, match="not restored exactly") as warned:

@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
-VERSIONS = {name: version(name) for name in ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")}
+
+
+@cache  # reading a package's metadata takes a millisecond
+def versions() -> dict[str, str]:
+    """Of the packages that a run depends on."""
+    return {name: version(name) for name in ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")}
 
 
 def save_run(
@@ -201,7 +207,7 @@ def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool)
 
 def _machine(model: Resumable) -> dict[str, Any]:
     """What the rounding of a run depends on besides its settings, and the versions of what draws its random numbers."""
-    described: dict[str, Any] = {**VERSIONS, "processor": precision.processor(), "torch threads": th.get_num_threads()}
+    described: dict[str, Any] = {**versions(), "processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
         path = update_path(model.accelerate, model.policy, model._updates_since_load)
         described["update path"] = "plain" if getattr(model._updater, "_declined", None) else path

@@ -170,7 +170,7 @@ def require_prefix(prefix: str) -> None:
 
 @contextmanager
 def as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iterator[None]:
-    """A forged file may hold anything where its checksum fits: what that makes Python raise names the file."""
+    """Name the file in whatever Python raises: a forged one may hold anything where its checksum fits."""
     try:
         yield
     except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died

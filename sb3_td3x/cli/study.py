@@ -97,7 +97,7 @@ class RunsTable:
 
     def progress(self, run: "StudyRun") -> "Progress":
         current = self.folder.progress(run)
-        return replace(current, state="failed") if self.errors.get(run) else current
+        return replace(current, state="failed") if self.errors.get(run) and current.state != "done" else current
 
     def line(self, run: "StudyRun") -> str:
         """One run's progress in words."""

@@ -36,7 +36,8 @@ def flush(path: Path) -> None:
 def make_folder(path: Path) -> Path:
     """Make a folder and its parents, and flush their names, so that a power failure does not lose what is in the folder."""
     if not path.is_dir():
-        make_folder(path.parent)
+        if path.parent != path:  # a drive that is missing has none above it
+            make_folder(path.parent)
         path.mkdir(exist_ok=True)
         flush(path.parent)
     return path

@@ -21,11 +21,11 @@ class RunLock:
     """
     The right to write into a run's folder, which exists; a context manager.
 
-    If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised at once; if it is
+    If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised; if it is
     known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
     to refresh its lock.
 
-    :param patience: seconds to wait for a living holder that is about to leave
+    :param patience: seconds to wait before that for a living holder, which may be about to leave
     """
 
     def __init__(self, folder: Path, patience: float = 0):
@@ -67,7 +67,8 @@ class RunLock:
         """Seconds to wait for the lock."""
         owner = self._lease.owner
         if owner is None:
-            return 5  # it was just released, or is damaged, and filelock removes a damaged one after two seconds
+            # It was just released, or is damaged, and filelock removes a damaged one after two seconds
+            return max(5, self.patience)
         if owner.hostname == _this_host(self.folder) and not _is_zombie(owner.pid):
             return self.patience
         whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"

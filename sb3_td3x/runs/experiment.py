@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run
-from sb3_td3x.checkpoint.run import VERSIONS
+from sb3_td3x.checkpoint.run import versions
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.registration import require_registered
@@ -141,7 +141,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
             folder = RunDir(files.make_folder(path), experiment.env_id)
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
-        arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": VERSIONS, "command": command}
+        arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions(), "command": command}
         folder.write_settings(entry, arguments)
         for path in (folder.log, folder.last_model, folder.normalization):  # all else is overwritten, or without content yet
             path.unlink(missing_ok=True)
@@ -226,7 +226,7 @@ def train(
     run: Run, callbacks: Sequence[BaseCallback] = (), on_evaluation: Callable[[EvalCallback], None] = lambda _: None
 ) -> bool:
     """
-    Train to the end, or to the first Ctrl-C or SIGTERM. In either case, and after an error, the last model is saved.
+    Train to the end, or to the first Ctrl-C or SIGTERM. The last model is saved then, and if possible after an error.
 
     :param run: from ``prepare`` or ``resume``; its environments are closed
     :param callbacks: called at every step, after the evaluation
@@ -268,5 +268,6 @@ def train(
 
 def require_device(device: str) -> None:
     """``ValueError`` for a device that is not there; SB3 would silently take the CPU for a missing CUDA device."""
-    gpus = [f"cuda:{number}" for number in range(th.cuda.device_count())]
-    check_choice("device", device, ["auto", "cpu", *(["cuda", *gpus] if gpus else [])])
+    if device not in ("auto", "cpu"):
+        gpus = [f"cuda:{number}" for number in range(th.cuda.device_count())]
+        check_choice("device", device, ["auto", "cpu", *(["cuda", *gpus] if gpus else [])])

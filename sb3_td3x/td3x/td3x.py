@@ -320,7 +320,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):
             if (value := getattr(self, name)) != before[name]:
                 raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
-        buffers.check_prioritization(self.prioritization, type(self.replay_buffer))
         if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
         self._convert_train_freq()
@@ -474,6 +473,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.logger.record("train/qf_learning_rate", rate)
 
     def _update_settings(self) -> UpdateSettings:
+        buffers.check_prioritization(self.prioritization, type(self.replay_buffer))  # either may have been set since
         self._check_settings()
         return UpdateSettings(*[getattr(self, name) for name in UpdateSettings._fields])
 

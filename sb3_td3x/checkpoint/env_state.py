@@ -38,11 +38,10 @@ GYMNASIUM: dict[str, tuple[str, ...]] = {
     "TimeLimit": ("_elapsed_steps",),
     "OrderEnforcing": ("_has_reset", "_has_rendered"),
     "NormalizeObservation": ("obs_rms",),
-    "NormalizeReward": ("return_rms", "discounted_reward", "returns"),  # the last before Gymnasium 1.0
+    "NormalizeReward": ("return_rms", "discounted_reward"),
 }
 LAYERS: dict[type, tuple[str, ...]] = {
-    # Gymnasium 0.29 lacks `RescaleObservation` and `TransformAction`
-    **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items() if hasattr(wrappers, name)},
+    **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items()},
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
     VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),

@@ -45,6 +45,26 @@ class TestPrecision:
             train_on(algorithm, range(2))
         assert largest_difference(weights(exact), weights(rounded)) == 0
 
+    @pytest.mark.skipif(not th.set_flush_denormal(False), reason="this processor keeps denormal numbers")
+    def test_moments_of_dead_units_become_zero_and_the_users_numbers_do_not(self):
+        algorithm, smallest = ready("plain"), th.tensor(1e-39)
+        train_on(algorithm, range(2))
+        bias = algorithm.critic.q_networks[0][0].bias
+        with th.no_grad():
+            bias[0] = -1e6
+        moments = [algorithm.critic.optimizer.state[bias][name] for name in ("exp_avg", "exp_avg_sq")]
+        for moment in moments:
+            moment[0] = smallest
+        train_on(algorithm, [2])
+        assert [moment[0].item() for moment in moments] == [0, 0]
+        assert (smallest / 2).item() > 0
+        th.set_flush_denormal(True)
+        try:
+            train_on(algorithm, [3])
+            assert (smallest / 2).item() == 0
+        finally:
+            th.set_flush_denormal(False)
+
     @has_settings
     def test_torchs_settings_are_put_back_also_after_an_error(self):
         with contextlib.suppress(KeyError), precision.matrix_kernels("onednn"):

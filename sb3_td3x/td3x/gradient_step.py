@@ -160,7 +160,7 @@ class GradientStep:
         precision.require_supported(self.products, self.policy.device)
         optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
-        with _fused_adam(optimizers):
+        with precision.denormals_flushed(), _fused_adam(optimizers):
             yield
 
     def __call__(

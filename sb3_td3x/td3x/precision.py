@@ -1,10 +1,11 @@
 """
-The precision and the kernels of an update's matrix products.
+The arithmetic of an update: precision and kernels of its matrix products, and what becomes of the smallest numbers.
 
-Both are set during updates only; acting, evaluation and everything else in the user's process are unchanged.
+All are set during updates only; acting, evaluation and everything else in the user's process are unchanged.
 """
 
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -92,6 +93,22 @@ def matrix_kernels(choice: str) -> Iterator[None]:
         yield
     finally:
         th.backends.mkldnn.matmul.fp32_precision = "none"  # type: ignore[attr-defined]
+
+
+@contextmanager
+def denormals_flushed() -> Iterator[None]:
+    """
+    Inside, this thread takes numbers below 1.2e-38 for 0, where the processor can.
+
+    Adam's moments of units that no longer get a gradient shrink to such numbers and stay there: 40 % of all moments after
+    300,000 steps of the half-cheetah. Processors take longer for them, a Zen 4 4 % of an update.
+    """
+    is_flushing = sys.float_info.min / 2 == 0
+    th.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        th.set_flush_denormal(is_flushing)
 
 
 def _is_untouched() -> bool:

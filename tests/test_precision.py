@@ -1,6 +1,8 @@
 """Rounded or fast matrix products stay inside updates, and are as accurate as asked."""
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +66,16 @@ class TestPrecision:
             assert (smallest / 2).item() == 0
         finally:
             th.set_flush_denormal(False)
+
+    def test_other_threads_go_on_with_the_users_numbers(self):
+        program = """if True:
+            import torch as th
+            from sb3_td3x import TD3X
+            th.set_num_threads(2)
+            TD3X("MlpPolicy", "Pendulum-v1", learning_starts=20, policy_kwargs={"net_arch": [64, 64]}).learn(24)
+            assert th.full((10**5,), 1e-39).mul(1.0).all()
+        """
+        subprocess.run([sys.executable, "-c", program], check=True)
 
     @has_settings
     def test_torchs_settings_are_put_back_also_after_an_error(self):

@@ -74,7 +74,7 @@ def save_run(
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     env = model.get_env()
     if env is None or model._on_resume is not None or model._env_hooks != hook_uses(env):
-        raise ValueError("learn has not begun with these environments, which have no state to save: save in or after it")
+        raise ValueError("learn has not begun with these environments: save in or after it, or use model.save")
     store = Store(Path(folder).resolve())
     last_saves = _last_saves.setdefault(model, {})
     last = last_saves.get(store.folder, _LastSave())

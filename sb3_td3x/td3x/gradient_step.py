@@ -160,7 +160,7 @@ class GradientStep:
         precision.require_supported(self.products, self.policy.device)
         optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
-        with precision.denormals_flushed(), _fused_adam(optimizers):
+        with _fused_adam(optimizers):
             yield
 
     def __call__(
@@ -173,12 +173,13 @@ class GradientStep:
         """
         undo = self._save_state(with_actor)
         try:
-            reported, gradients = self.critic_gradients(batch, noise, settings)
-            self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm, number)
-            if with_actor:
-                loss, gradients = self.actor_gradients(batch)
-                self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
-                reported = reported._replace(actor=loss)
+            with precision.denormals_flushed():
+                reported, gradients = self.critic_gradients(batch, noise, settings)
+                self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm, number)
+                if with_actor:
+                    loss, gradients = self.actor_gradients(batch)
+                    self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
+                    reported = reported._replace(actor=loss)
         except BaseException:  # Ctrl-C among them
             undo()
             raise

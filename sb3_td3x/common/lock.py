@@ -54,11 +54,17 @@ class RunLock:
         raise LockLostError(self.folder) if owner is None else self._locked()
 
     def _remove_empty(self) -> None:
-        """A process killed after it made the file and before it wrote to it leaves it empty; filelock never removes that."""
+        """
+        A process killed after it made the file and before it wrote to it leaves it empty; filelock never removes that.
+
+        The lock of a living one may seem empty too for now, on a folder of a network, but it is refreshed.
+        """
         path = self.folder / LOCK
         with suppress(OSError):
             if (before := path.stat()).st_size == 0:
-                time.sleep(2)
+                problem = f"waiting {LEASE_SECONDS:.0f} seconds for a sign of whoever left {path} empty"
+                logging.getLogger(__name__).warning(problem)
+                time.sleep(LEASE_SECONDS)
                 now = path.stat()
                 if (now.st_size, now.st_ino, now.st_ctime_ns) == (0, before.st_ino, before.st_ctime_ns):
                     path.unlink()

@@ -193,7 +193,7 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     with folder.printed(run).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
         try:
-            with RunLock(path, patience=LEASE_SECONDS):
+            with RunLock(path, patience=2 * LEASE_SECONDS):
                 pass  # an attempt that was about to end, such as one that saves while the study is begun again, has ended
             if not folder.is_finished(run) and train(run, path):
                 _write_table(folder.table(run), folder.lines(run))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ class TestOneWriter:
         with RunLock(tmp_path) as ours:
             ours.require_ours()
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_living_one_whose_lock_seems_empty_is_not(self, tmp_path, monkeypatch):
+        """As on a folder of a network, where what was written may take a while to be seen."""
+
+        def beats_meanwhile(seconds):
+            if seconds >= lock.LEASE_SECONDS / 3:
+                os.utime(tmp_path / "lock")
+
+        with RunLock(tmp_path):
+            os.truncate(tmp_path / "lock", 0)
+            monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=beats_meanwhile))
+            monkeypatch.setattr(lock, "LEASE_SECONDS", 30)
+            with pytest.raises(RunLockedError), RunLock(tmp_path):
+                pass
 
     def test_one_that_is_about_to_write_into_its_lock_is_not(self, tmp_path):
         (tmp_path / "lock").touch()
@@ -174,6 +189,14 @@ class TestOneWriter:
             with pytest.raises(OSError, match="No space left"):
                 prepare(Experiment("Pendulum-v1", steps=10, device="cpu", out=tmp_path))
         assert list((tmp_path / "td3x").iterdir()) == []
+
+    def test_a_full_disk_is_named_with_the_folder_of_checkpoints(self, tmp_path, monkeypatch):
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(lock.SoftFileLease, "acquire", full)
+        with pytest.raises(CheckpointError, match=f"{tmp_path.name}.* No space left on device"):
+            save_run(model(seeded()).learn(20), tmp_path)
 
     def test_its_heart_beats(self, tmp_path):
         with RunLock(tmp_path):

@@ -110,7 +110,7 @@ class Store:
         with files.explained(self.folder):
             files.make_folder(self.chunks)
         self._require_no_link()
-        with RunLock(self.folder), files.explained(self.folder):
+        with files.explained(self.folder), RunLock(self.folder):
             others = [checkpoint.path for checkpoint in self.checkpoints() if checkpoint.manifest["number"] > newest]
             if newest == 0:  # a new run also leaves alone those with an unreadable manifest, which `prune` would remove
                 others = others or self.paths()

@@ -27,7 +27,7 @@ from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
 from sb3_td3x.checkpoint.run import versions
 from sb3_td3x.common.resumable import Resumable
-from sb3_td3x.errors import UntrustedModelError
+from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled
 from tests.resuming import OpenLineEnv, assert_same_run, run_twice, saved_steps, seeded
@@ -193,6 +193,12 @@ class TestItsModel:
             with pytest.raises(ValueError, match="learn has not begun with these environments"):
                 save_run(learner, tmp_path / "branch")
         assert save_run(resumed.learn(60, resume=True), tmp_path / "branch").steps == 60
+
+    @pytest.mark.parametrize(("name", "was", "now"), [("buffer_size", 45, 50), ("optimize_memory_usage", True, False)])
+    def test_names_how_a_replay_buffer_differs(self, tmp_path, name, was, now):
+        save_run(model(seeded(), **SETTINGS["one array of observations"]).learn(20), tmp_path)
+        with pytest.raises(CheckpointError, match=f"replay buffer: {name} was {was}, is {now}$"):
+            resume_run(tmp_path, seeded(), **{name: now})
 
     def test_keeps_what_belongs_to_a_run_and_not_to_a_saved_model(self, tmp_path):
         class Counting(TD3X):

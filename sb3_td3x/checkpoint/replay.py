@@ -98,7 +98,8 @@ def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
 
 
 def _layout(buffer: ReplayBuffer) -> dict[str, Any]:
-    return {"class": type(buffer).__name__, "buffer_size": buffer.buffer_size, "n_envs": buffer.n_envs}
+    names = ("buffer_size", "n_envs", "optimize_memory_usage")
+    return {"class": type(buffer).__name__, **{name: getattr(buffer, name) for name in names}}
 
 
 def _memory(buffer: ReplayBuffer) -> dict[str, np.ndarray]:

@@ -98,6 +98,7 @@ class TestOptions:
         code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)
         assert code == 2
         assert printed.endswith("error: wandb cannot begin to log: No API key configured\n")
+        assert not list(tmp_path.rglob("lock*"))
 
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
         monkeypatch.setitem(sys.modules, "wandb", None)

@@ -125,13 +125,14 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     console.print(f"{settings.env_id}, preset {settings.preset}, seed {settings.seed}, {steps} on {where}")
     outputs: list[Any] = run.model.logger.output_formats
     outputs.append(HumanOutputFormat(sys.stdout) if verbose else Messages(console))
-    if track:
-        outputs.append(Wandb(run))
-    progress = ShowProgress(console, run, has_bar=console.is_terminal and not verbose)
-    with progress.bar, warnings.catch_warnings():
-        # As a sentence, without the place in the code that it came from
-        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
-        finished = experiment.train(run, [progress], progress.show_evaluation)
+    with run.resources:  # its lock, also where wandb refuses
+        if track:
+            outputs.append(Wandb(run))
+        progress = ShowProgress(console, run, has_bar=console.is_terminal and not verbose)
+        with progress.bar, warnings.catch_warnings():
+            # As a sentence, without the place in the code that it came from
+            warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
+            finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
         console.print(f"stopped at {done}; what was learned is saved. Resume with:")

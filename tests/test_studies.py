@@ -93,7 +93,7 @@ class TestFile:
             ({"overrides": [1]}, "overrides must be a mapping"),
             ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
             ({"steps": "many"}, "steps must be a whole number of at least 1"),
-            ({"device": "tpu"}, "device must be one of auto, cpu"),
+            ({"device": "tpu"}, "device on this machine must be one of auto, cpu"),
         ],
     )
     def test_what_is_wrong_is_one_line_that_names_file_and_key(self, changes, complaint, tmp_path, called):

@@ -270,4 +270,4 @@ def require_device(device: str) -> None:
     """``ValueError`` for a device that is not there; SB3 would silently take the CPU for a missing CUDA device."""
     if device not in ("auto", "cpu"):
         gpus = [f"cuda:{number}" for number in range(th.cuda.device_count())]
-        check_choice("device", device, ["auto", "cpu", *(["cuda", *gpus] if gpus else [])])
+        check_choice("device on this machine", device, ["auto", "cpu", *(["cuda", *gpus] if gpus else [])])

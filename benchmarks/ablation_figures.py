@@ -86,6 +86,7 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
 ARMS = {
     "hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps",
     "hold-starts3000-bf16": "the same with bfloat16 products",
+    "hold-starts3000-elu": "the same with ELU, not ReLU",
 }
 TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 

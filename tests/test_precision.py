@@ -1,4 +1,4 @@
-"""Rounded or fast matrix products stay inside updates, and are as accurate as asked."""
+"""Rounded or fast matrix products stay inside updates, as do numbers that count as 0, and are as accurate as asked."""
 
 import contextlib
 import subprocess

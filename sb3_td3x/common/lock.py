@@ -57,7 +57,7 @@ class RunLock:
         """
         A process killed after it made the file and before it wrote to it leaves it empty; filelock never removes that.
 
-        The lock of a living one may seem empty too for now, on a folder of a network, but it is refreshed.
+        On a network folder the lock of a living process may look empty for a while too, but that process refreshes it.
         """
         path = self.folder / LOCK
         with suppress(OSError):

@@ -181,7 +181,7 @@ class TestARunWithALogEqualsOneWithout:
             pytest.skip("there is no C++ compiler")
         with_log = logged(tmp_path, "csv", **kwargs)
         drawn_with = random.random(), np.random.random(), th.rand(1)
-        without = model(**kwargs).learn(130, log_interval=None)
+        without = model(**kwargs).learn(130, log_interval=0)
         drawn_without = random.random(), np.random.random(), th.rand(1)
         assert rows(tmp_path)[-1]["train/q_mean"]
         assert largest_difference(weights(with_log), weights(without)) == 0

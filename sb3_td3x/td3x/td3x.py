@@ -357,7 +357,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted, ``math.inf`` lasts until a callback
             ends the training
-        :param log_interval: episodes between two log outputs; ``None`` for none
+        :param log_interval: episodes between two log outputs; ``None`` or 0 for none
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode
         :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
         :raises ValueError: for a setting edited to an invalid value, or a wrapper around ``VecNormalize`` that changes
@@ -370,7 +370,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         try:
             with explained_deaths(self.env):
                 return super().learn(
-                    total_timesteps, callback, log_interval, tb_log_name,
+                    total_timesteps, callback, log_interval or None, tb_log_name,
                     reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
                 )  # fmt: skip
         except NonFiniteError:

@@ -370,6 +370,15 @@ class TestOtherAlgorithms:
             assert th.equal(value, weights(whole)[name]), name
             assert th.equal(value, weights(resumed)[name]), name
 
+    def test_gsdes_noise_is_named_as_not_exact(self, tmp_path):
+        class Ours(Resumable, SAC):
+            pass
+
+        settings = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}, "use_sde": True}
+        Ours("MlpPolicy", seeded(), **settings).learn(40, TD3XCheckpointCallback(30, tmp_path))
+        with pytest.warns(UserWarning, match="not restored exactly: .*gSDE"):
+            resume_run(tmp_path, seeded(), trust=True, algorithm=Ours).learn(50, resume=True)
+
     def test_resume_needs_no_checkpoint_callback(self, tmp_path):
         learner = TD3X("MlpPolicy", DummyVecEnv([LineEnv]), buffer_size=100, learning_starts=5, batch_size=4)
         learner.learn(20)

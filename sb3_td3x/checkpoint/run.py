@@ -154,6 +154,8 @@ def resume_run(
         for name, value in _machine(model).items():
             if (before := machine.get(name, value)) != value:
                 problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
+        if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
+            problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
         if saved.manifest["inside rollout"]:
             problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
     newest = store.checkpoints()[-1].manifest["number"]

@@ -188,6 +188,13 @@ def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, 
     assert "trust" not in str(refused.value)
 
 
+def test_an_error_names_a_file_whose_name_is_also_a_word_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pickle").write_bytes(b"")
+    with pytest.raises(ModelFileError, match="^pickle cannot be loaded: it is not a pickle$"):
+        model().load_replay_buffer("pickle")
+
+
 @pytest.mark.parametrize("name", ["sb3_td3_2.9.2", "td3x_1"])
 def test_files_of_earlier_versions_act_as_they_did_and_train_on(name):
     path = Path(__file__).parent / "golden" / f"{name}.zip"

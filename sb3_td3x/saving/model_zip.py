@@ -224,7 +224,7 @@ def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
     except NotAllowed as error:
         raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
-        raise error if name in str(error) else ModelFileError(f"{name} cannot be loaded: {error}") from error
+        raise error if str(error).startswith(name) else ModelFileError(f"{name} cannot be loaded: {error}") from error
     except Exception as error:
         raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 

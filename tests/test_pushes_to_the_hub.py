@@ -157,12 +157,22 @@ class TestPull:
         pulled = RunDir.open(tmp_path / "logs" / "td3x" / "Pendulum-v1_1")
         assert play.evaluate(pulled, 2, seed=1).tolist() == play.evaluate(run, 2, seed=1).tolist()
         assert pulled.video.read_bytes() == b"a video"
+        assert [part.tolist() for part in pulled.scores()] == [part.tolist() for part in run.scores()]
+        assert (pulled.path / "scores.csv").read_text() == (run.path / "scores.csv").read_text()
+        assert pulled.log.read_text() == run.log.read_text()
 
     @pytest.mark.parametrize("missing", ["args.yml", "td3x-Pendulum-v1.zip"])
     def test_a_repository_of_something_else_is_refused_and_leaves_no_folder(self, missing, repository, snapshot, tmp_path):
         shutil.copytree(repository, snapshot)
         (snapshot / missing).unlink()
         with pytest.raises(ValueError, match="is not the repository of a run"):
+            hub.pull(REPO, tmp_path / "logs")
+        assert not (tmp_path / "logs").exists()
+
+    def test_a_damaged_archive_of_logs_is_named_and_leaves_no_folder(self, repository, snapshot, tmp_path):
+        shutil.copytree(repository, snapshot)
+        (snapshot / "train_eval_metrics.zip").write_bytes(b"no archive")
+        with pytest.raises(ValueError, match=f"train_eval_metrics.zip of {REPO} cannot be read"):
             hub.pull(REPO, tmp_path / "logs")
         assert not (tmp_path / "logs").exists()
 

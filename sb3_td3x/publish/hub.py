@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.common.registration import PACKAGES
 from sb3_td3x.errors import UntrustedModelError
-from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, RunDir, file_name, read_settings
+from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, EVALUATIONS, LOG, SCORES, RunDir, file_name, read_settings
 from sb3_td3x.runs import play
 from sb3_td3x.saving.pickle_files import load_vecnormalize
 
@@ -108,7 +108,16 @@ def pull(repo_id: str, out: Path) -> RunDir:
     env_id = read_settings(folder / ARGUMENTS).get("env")
     if not isinstance(env_id, str):
         raise ValueError(f"{ARGUMENTS} of {repo_id} names no environment")
+    logs: dict[str, bytes] = {}
+    if (folder / METRICS).is_file():
+        try:
+            with zipfile.ZipFile(folder / METRICS) as archive:
+                logs = {name: archive.read(name) for name in (EVALUATIONS, LOG, SCORES) if name in archive.namelist()}
+        except Exception as error:  # zipfile and zlib have no common class of errors
+            raise ValueError(f"{METRICS} of {repo_id} cannot be read: {error}") from error
     run = RunDir.create(out, env_id)
+    for name, content in logs.items():
+        (run.path / name).write_bytes(content)
     copies = {models[0]: run.best_model, "config.yml": run.config_file, ARGUMENTS: run.args_file,
               STATISTICS: run.best_normalization, VIDEO: run.video}  # fmt: skip
     for name, path in copies.items():

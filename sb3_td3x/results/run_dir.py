@@ -15,6 +15,7 @@ from sb3_td3x.common.lock import LOCK
 ALGORITHM = "td3x"
 ARGUMENTS = "args.yml"  # the command's arguments, in the folder of the settings
 EVALUATIONS = "evaluations.npz"  # what SB3's EvalCallback writes
+LOG = "progress.csv"  # of SB3's logger
 SCORES = "scores.csv"  # one line per evaluation, for people and tables
 SCORE_COLUMNS = ("timesteps", "mean_return", "std_return", "wall_seconds")
 PRINTED = "output.log"  # what a run of a study prints, attempt by attempt
@@ -31,7 +32,7 @@ class RunDir:
         self.normalization = self.settings / "vecnormalize.pkl"  # the last statistics, where rl-zoo3 looks for them
         self.best_normalization = self.settings / "vecnormalize_best.pkl"  # those when the best model was saved
         self.checkpoints = path / "checkpoint"
-        self.log = path / "progress.csv"  # of SB3's logger
+        self.log = path / LOG
         self.evaluations = path / EVALUATIONS
         self.best_model = path / "best_model.zip"
         self.last_model = path / f"{file_name(env_id)}.zip"

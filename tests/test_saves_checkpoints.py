@@ -134,14 +134,26 @@ class TestWhenItSaves:
             model(seeded()).learn(50, save)
         assert saved_steps(tmp_path) == []
 
-    def test_names_the_class_whose_state_it_cannot_hold(self, tmp_path):
+    @pytest.mark.parametrize("value, named", [(LineEnv(), "LineEnv"), ({1}, "a set")])
+    def test_names_the_class_whose_state_it_cannot_hold(self, value, named, tmp_path):
         class Own(StopTrainingOnMaxEpisodes):
             resumable = ("held",)
-            held = LineEnv()
+            held = value
 
-        with pytest.raises(CheckpointError, match=r"the state of the run: .*LineEnv"):
+        with pytest.raises(CheckpointError, match=f"the state of the run: .*{named}"):
             model(seeded()).learn(50, [Own(5), TD3XCheckpointCallback(20, tmp_path)])
         assert saved_steps(tmp_path) == []
+
+    def test_a_callback_may_name_one_attribute_without_a_comma(self, tmp_path):
+        class Own(StopTrainingOnMaxEpisodes):
+            resumable = "held"
+            held = 0
+
+        kept, anew = Own(50), Own(50)
+        kept.held = 7
+        model(seeded()).learn(40, [kept, TD3XCheckpointCallback(20, tmp_path)])
+        resume_run(tmp_path, seeded()).learn(60, [anew, TD3XCheckpointCallback(20, tmp_path)], resume=True)
+        assert anew.held == 7
 
     def test_a_callback_that_ends_training_leaves_the_last_whole_state(self, tmp_path):
         model(seeded()).learn(100, [StopTrainingOnMaxEpisodes(3), TD3XCheckpointCallback(20, tmp_path)])

@@ -106,7 +106,8 @@ def _flat(callbacks: Any) -> Iterator[BaseCallback]:
 
 
 def _attributes(cls: type) -> tuple[str, ...] | None:
-    return RESUMABLE.get(cls, vars(cls).get("resumable"))
+    names = RESUMABLE.get(cls, vars(cls).get("resumable"))
+    return (names,) if isinstance(names, str) else names  # without its comma ("name",) is a text
 
 
 def _names(callback: BaseCallback) -> list[str]:

@@ -248,7 +248,7 @@ class Unpickler(_PythonUnpickler):
             target[key] = value
 
     def refuse(self) -> None:
-        raise NotAllowed("a kind of value that saved models do not have")
+        raise NotAllowed("a set, or another kind of value that saved models do not have")
 
     dispatch |= {
         pickle.REDUCE[0]: load_reduce,

@@ -353,6 +353,11 @@ class TestSaysWhatIsNotExact:
         monkeypatch.undo()
         assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
+    def test_a_seed_would_have_no_effect_and_is_refused(self, tmp_path):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        with pytest.raises(ValueError, match="it takes no seed"):
+            resume_run(tmp_path, seeded(), seed=5)
+
 
 class TestOtherAlgorithms:
     @pytest.mark.parametrize("algorithm", [TD3, SAC])

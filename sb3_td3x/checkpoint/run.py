@@ -132,7 +132,10 @@ def resume_run(
     :param algorithm: the saved model's class. SB3's with ``Resumable`` before it are loaded as SB3 does: with ``trust`` only
     :param kwargs: as for ``TD3X.load``: attributes to change, ``device``, ``custom_objects``
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
+    :raises ValueError: for a ``seed``
     """
+    if kwargs.get("seed") is not None:
+        raise ValueError("a resumed run goes on with the saved states of its random generators: it takes no seed")
     store = Store(Path(folder).resolve())
     saved = store.find(checkpoint)
     with as_checkpoint_error(saved.path / STATE):

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import tempfile
 import threading
 import zipfile
 from pathlib import Path
@@ -47,6 +48,9 @@ def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(saved, tmp_p
     memory = io.BytesIO()
     algorithm.save(memory)
     assert largest_difference(weights(TD3X.load(memory)), weights(algorithm)) == 0
+    with tempfile.NamedTemporaryFile() as file:  # not of a class of `io`
+        algorithm.save(file)
+        assert TD3X.load(file).num_timesteps == 60
 
 
 @pytest.mark.parametrize(("name", "value"), [("gamma", 0.5), ("policy_delay", 3)])

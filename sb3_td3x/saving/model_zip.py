@@ -10,6 +10,7 @@ import copy
 import inspect
 import io
 import json
+import os
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -199,7 +200,7 @@ def read(path: PathOrFile) -> ModelFile:
 
 def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
     """A file to read; to the name of one that is not there ``suffix`` is appended, as SB3 does."""
-    if isinstance(path, io.IOBase):
+    if not isinstance(path, (str, os.PathLike)):
         path.seek(0)
         return nullcontext(path)  # the user's to close
     path = pathlib.Path(path)

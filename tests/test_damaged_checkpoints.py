@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -62,6 +63,8 @@ class TestDamaged:
             resume_run(tmp_path, seeded())
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
+        with pytest.raises(CheckpointError, match=rf"it is one: give {re.escape(str(saved))} and checkpoint=80"):
+            resume_run(saved / "td3x_80_steps", seeded())
 
     def test_a_save_removes_checkpoints_whose_manifest_is_damaged_and_what_is_left_of_others(self, folder):
         (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"{}")

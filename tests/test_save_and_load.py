@@ -167,6 +167,8 @@ def test_the_parameters_and_the_policy_alone(saved, tmp_path):
     other.learn(30)
     assert all(th.equal(moments[name], before[name]) for name in moments)  # SB3's models share them from then on
     algorithm.policy.save(tmp_path / "policy.pth")
+    with pytest.raises(ModelFileError, match="model.zip cannot be loaded: it is an archive of something else than tensors"):
+        TD3XPolicy.load(tmp_path / "model.zip")
     policy = TD3XPolicy.load(tmp_path / "policy.pth")
     np.testing.assert_array_equal(policy.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
 

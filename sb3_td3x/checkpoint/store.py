@@ -92,6 +92,8 @@ class Store:
         which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
         inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).paths()]
         hint = f", its folder {inside[0]} does" if inside and not readable else ""
+        if isinstance(itself := _read(self.folder), Checkpoint):
+            hint = f", it is one: give {self.folder.parent} and checkpoint={itself.steps}"
         raise CheckpointError(self.folder, f"holds {which} (there: {there}){hint}")
 
     def _require_no_link(self) -> None:

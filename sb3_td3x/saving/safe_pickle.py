@@ -128,6 +128,8 @@ def load_tensors(content: bytes) -> Any:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise ModelFileError("it is compressed, which files of tensors are not")
             members = {member.partition("/")[2]: archive.read(member) for member in archive.namelist()}
+        if "data.pkl" not in members:
+            raise ModelFileError("it is an archive of something else than tensors")
         if members.get("byteorder", b"little") != b"little":
             raise ModelFileError("its tensors are in big-endian byte order")
         return Unpickler(io.BytesIO(members["data.pkl"]), members).load()

@@ -375,6 +375,10 @@ class TestOtherAlgorithms:
             assert th.equal(value, weights(whole)[name]), name
             assert th.equal(value, weights(resumed)[name]), name
 
+    def test_one_that_is_not_resumable_is_told_how_to_be(self, tmp_path):
+        with pytest.raises(ValueError, match=r"SAC cannot be resumed: .*Resumable, SAC"):
+            SAC("MlpPolicy", seeded(), buffer_size=100).learn(10, TD3XCheckpointCallback(5, tmp_path))
+
     def test_gsdes_noise_is_named_as_not_exact(self, tmp_path):
         class Ours(Resumable, SAC):
             pass

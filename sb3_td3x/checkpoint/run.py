@@ -64,12 +64,16 @@ def save_run(
     :raises CheckpointError: naming the file that cannot be written (the disk may be full), a state that cannot be saved, or
         another run's checkpoint, which is left alone
     :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; before ``learn`` has
-        begun with the model's environments; for a prefix that begins with a dot or names another folder
+        begun with the model's environments; for a prefix that begins with a dot or names another folder; for a model that is
+        not ``Resumable``
     :raises RunLockedError: if another process is saving there
     :raises EnvironmentDiedError: if the process of an environment has ended
     """
     keep_last = check_int("keep_last", keep_last, minimum=1)
     require_prefix(name_prefix)
+    if not isinstance(model, Resumable):
+        name = type(model).__name__
+        raise ValueError(f"{name} cannot be resumed: make it a class Own(sb3_td3x.common.resumable.Resumable, {name})")
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     env = model.get_env()

@@ -43,14 +43,14 @@ class Messages(SeqWriter):
 
 
 class Wandb(KVWriter):
-    """Logs to Weights & Biases; with ``WANDB_MODE=offline`` to files in the run's folder."""
+    """Logs to Weights & Biases; its files are beside the run's folder, because links among them lead out of it."""
 
     def __init__(self, run: Run):
         import wandb
 
         folder = run.folder.path
         try:
-            self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder))
+            self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder.parent))
         except wandb.Error as error:  # without a login or a connection
             raise ValueError(f"wandb cannot begin to log: {error}") from error
 

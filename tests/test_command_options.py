@@ -39,8 +39,9 @@ def heard(tmp_path, called_and_heard):
 
 class TestOptions:
     def test_arguments_of_the_environment_reach_it_and_are_kept(self, heard, tmp_path):
-        heard(*PENDULUM, "--steps", 60, "--env-kwargs", "g:5", "--n-envs", 2)
+        printed = heard(*PENDULUM, "--steps", 60, "--env-kwargs", "g:5", "--n-envs", 2)
         folder = RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1")
+        assert f"watch it: td3x enjoy {folder.path} --trust\n" in printed
         assert folder.arguments()["env_kwargs"] == {"g": 5}
         env = play.open_evaluation_env(folder, seed=0, trust=True)
         assert env.get_attr("g") == [5]

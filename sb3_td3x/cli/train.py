@@ -83,8 +83,8 @@ def command(
         raise typer.Exit(1)
     if video if "video" in chosen else run.experiment.video:
         _record(console, run, trust or resume is None)  # settings that this command was given need no trust
-    path = shlex.quote(str(run.folder.path))
-    console.print(f"watch it: td3x enjoy {path}\nread about it: td3x report {path}")
+    path, trust = shlex.quote(str(run.folder.path)), " --trust" if _needs_trust(run.folder) else ""
+    console.print(f"watch it: td3x enjoy {path}{trust}\nread about it: td3x report {path}")
 
 
 def _check_options(chosen: set[str]) -> None:
@@ -144,10 +144,14 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     return finished
 
 
+def _needs_trust(folder: RunDir) -> bool:
+    """Modules are imported and arguments passed to environments only with trust."""
+    return ":" in folder.env_id or bool(folder.arguments().get("env_kwargs"))
+
+
 def _resumption(folder: RunDir) -> str:
-    """The command that resumes a run; modules are imported and arguments passed to environments only with trust."""
-    trust = ["--trust"] if ":" in folder.env_id or folder.arguments().get("env_kwargs") else []
-    return shlex.join(["td3x", "train", "--resume", str(folder.path), *trust])
+    """The command that resumes a run."""
+    return shlex.join(["td3x", "train", "--resume", str(folder.path), *["--trust"] * _needs_trust(folder)])
 
 
 def _record(console: PlainConsole, run: "Run", trust: bool) -> None:

@@ -241,7 +241,7 @@ class TestAChosenFolder:
         assert {name: (run.folder.path / name).read_text() for name in mine} == mine
 
     def test_in_which_no_run_could_be_made_can_be_taken_again(self, tmp_path):
-        with pytest.raises(AssertionError, match="NatureCNN only with images"):
+        with pytest.raises(ValueError, match="NatureCNN only with images"):
             experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy=CnnPolicy",)), tmp_path)
         again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
         again.resources.close()

@@ -177,6 +177,7 @@ class TestCustomEnvironments:
         assert "1 of 1 runs are done" in td3x("study", "own.yml", "--jobs", 1, **there)
 
 
+RESCALE = "gymnasium.wrappers.RescaleAction"
 BAD_TRAINING = {
     "an unknown environment": (["--env", "Walker2DBullet-v0"], "there is no environment 'Walker2DBullet-v0'"),
     "one of a module": (["--env", "gymnasium:Pendulun-v1"], "there is no environment 'gymnasium:Pendulun-v1'"),
@@ -190,6 +191,10 @@ BAD_TRAINING = {
     "an unknown device": (["--device", "tpu"], "device on this machine must be one of auto, cpu"),
     "a device SB3 does not know": (["--device", "meta"], "device on this machine must be one of auto, cpu"),
     "more memory than there is": (["--set", "buffer_size=1e13"], "Unable to allocate"),
+    "hindsight replay without goals": (["--set", "replay_buffer_class=HerReplayBuffer"], "used with Dict obs space only"),
+    "images where there are none": (["--set", "policy=CnnPolicy"], "You should use NatureCNN only with images"),
+    "a wrapper without its arguments": (["--set", f"env_wrapper={RESCALE}"], f"{RESCALE} does not take the arguments {{}}"),
+    "an unknown argument of the buffer": (["--set", "replay_buffer_kwargs.goals=4"], "unexpected keyword argument 'goals'"),
     "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
     **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "of auto, cpu, not 'cuda'")}),
 }

@@ -217,7 +217,10 @@ def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
 def wrap(env: "gym.Env", wrapper: Any) -> "gym.Env":
     """Wrap one environment as rl-zoo3's ``env_wrapper`` says; ``ValueError`` for a wrapper that is not listed."""
     for name, arguments in _wrappers(wrapper):
-        env = known_class("env_wrapper", name)(env, **arguments)
+        try:
+            env = known_class("env_wrapper", name)(env, **arguments)
+        except TypeError as error:
+            raise ValueError(f"the wrapper {name} does not take the arguments {arguments}: {error}") from error
     return env
 
 

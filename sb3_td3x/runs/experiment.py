@@ -147,7 +147,10 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
             path.unlink(missing_ok=True)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model_arguments = presets.model_arguments(entry, env.action_space.shape or ())
-        model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **model_arguments)
+        try:
+            model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **model_arguments)
+        except (TypeError, AssertionError) as error:  # SB3's and torch's, for settings that fit no environment or class
+            raise ValueError(f"these settings make no model: {error}") from error
         model.set_logger(log_state.configure(folder.log))
         resources.callback(model.logger.close)
         written.pop_all()

@@ -25,7 +25,9 @@ def objective(trial: optuna.Trial) -> float:
 
     run = experiment.prepare(request)
     trial.set_user_attr("folder", str(run.folder.path))
-    experiment.train(run, on_evaluation=report)
+    if not experiment.train(run, on_evaluation=report):
+        trial.study.stop()  # Ctrl-C ends the search, not this trial alone
+        raise optuna.TrialPruned
     return run.folder.scores()[1].mean(axis=1)[-3:].mean()  # of the last three evaluations
 
 

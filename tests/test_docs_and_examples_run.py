@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from sb3_td3x import cli
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import play, study
+from tests.commands import stop_after
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -94,6 +95,15 @@ def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
         end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
     assert "resumed after 200 steps" in capsys.readouterr().out
     assert end["model"].num_timesteps == 400
+
+
+def test_ctrl_c_ends_the_search(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", "20", "--trials", "2"])
+    stop_after(monkeypatch, 10)
+    with pytest.raises(ValueError, match="No trials are completed yet"):
+        runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
+    assert len(list((tmp_path / "logs" / "td3x").iterdir())) == 1
 
 
 def test_the_demo_shows_the_walker_and_ends_with_a_report(tmp_path, monkeypatch, capsys):

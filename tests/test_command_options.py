@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -201,6 +202,15 @@ class TestErrors:
         assert "Traceback" in printed
         assert "KeyError: 'a bug'" in printed
         assert not list(tmp_path.glob("td3x/*"))
+
+    def test_characters_that_the_terminal_does_not_know_are_replaced(self, tmp_path, monkeypatch):
+        run = saved_run(tmp_path, "Pendulum-v1", model())
+        monkeypatch.setattr(sys, "argv", ["td3x", "report", str(run.path), "--out", str(tmp_path / "\u2192.html")])
+        monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding="latin-1"))
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        sys.stdout.flush()
+        assert b"/?.html (" in sys.stdout.buffer.getvalue()
 
     def test_control_characters_from_files_do_not_reach_the_terminal(self, tmp_path, called_and_heard):
         title = "\x1b]0;owned\x07\x9b2J"

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -42,6 +43,9 @@ def main() -> None:
     An error that the user can fix is one line and exit code 2 (``TD3X_DEBUG=1`` adds the traceback), any other error a
     traceback and exit code 3. Exit code 1 means that the same command, or ``--resume``, continues.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may know no arrow, or a path not be text
     try:
         app()
     except Exception as error:

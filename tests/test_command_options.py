@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import Mock
@@ -59,6 +60,11 @@ class TestOptions:
         code, printed = called(*PENDULUM, "--env-kwargs", text, "--out", tmp_path)
         assert code == 2
         assert complaint in printed
+
+    def test_an_argument_render_mode_hinders_no_video(self):
+        with closing(environments.open_env("Pendulum-v1", 0, environments.AFTERWARDS, render_mode="rgb_array",
+                                           env_kwargs={"render_mode": "human"})) as env:  # fmt: skip
+            assert env.get_attr("render_mode") == ["rgb_array"]
 
     def test_a_preset_may_be_a_users_file(self, heard, tmp_path):
         (tmp_path / "mine.yml").write_text("Pendulum-v1: {n_timesteps: 60, gamma: 0.9}")

@@ -115,7 +115,7 @@ def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -
     is_bullet = str(gym.spec(env_id.rpartition(":")[2]).entry_point).startswith("pybullet_envs_gymnasium")
     with _native_output_silenced() if is_bullet else nullcontext():
         try:
-            env = gym.make(env_id, **env_kwargs, **rendering)
+            env = gym.make(env_id, **{**env_kwargs, **rendering})
         except ImportError as error:  # of tasks that Gymnasium has removed, or that need JAX
             raise ValueError(f"{env_id} cannot be made: {error}") from error
         except TypeError as error:

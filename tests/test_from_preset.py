@@ -9,6 +9,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, presets
+from sb3_td3x.runs.experiment import Experiment
 from tests.tools import LineEnv
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 1000, "device": "cpu"}
@@ -67,6 +68,14 @@ def test_a_name_builds_what_the_preset_asks_for(own):
     assert model.action_space.high == 1
     assert model.gradient_steps == -1  # one update per environment step, as with one environment
     assert model.learn(300)._n_updates > 100
+
+
+def test_updates_that_a_file_gives_for_its_number_of_environments_are_made(tmp_path):
+    (file := tmp_path / "own.yml").write_text("default: {n_envs: 4, gradient_steps: 2}")
+    assert TD3X.from_preset("Pendulum-v1", file, **SMALL).gradient_steps == 2
+    assert Experiment("Pendulum-v1", preset=str(file)).hyperparameters()["gradient_steps"] == 2
+    assert TD3X.from_preset("Pendulum-v1", file, n_envs=3, **SMALL).gradient_steps == -1
+    assert Experiment("Pendulum-v1", preset=str(file), n_envs=3).hyperparameters()["gradient_steps"] == -1
 
 
 def test_changes_replace_the_values_of_the_preset(own):

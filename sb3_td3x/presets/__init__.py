@@ -89,6 +89,7 @@ def load(name: str, env_id: str) -> dict[str, Any]:
 
 def table(name: str) -> dict[str, dict[str, Any]]:
     """Every entry of a preset, by environment."""
+    name = str(name)  # a path
     if name in names():
         return yaml.safe_load((FOLDER / f"{name}.yml").read_text())
     if not name.endswith((".yml", ".yaml")):
@@ -102,6 +103,15 @@ def table(name: str) -> dict[str, dict[str, Any]]:
     for key in (key for entry in content.values() for key in entry):
         _require_known(key, name)
     return {env_id: {**table("default")["default"], **entry} for env_id, entry in content.items()}
+
+
+def updates_for(entry: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
+    """
+    What several environments change: one update per environment step, as with one. SB3 would make one per step of all
+    together. An entry that gives its own number of environments with ``gradient_steps`` keeps these.
+    """
+    is_own = "gradient_steps" in entry and entry.get("n_envs") == n_envs
+    return {} if n_envs == 1 or is_own else {"gradient_steps": -1}
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:

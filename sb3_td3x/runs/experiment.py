@@ -63,10 +63,8 @@ class Experiment:
     def hyperparameters(self) -> dict[str, Any]:
         """The preset's entry with all that this run changes, in rl-zoo3's keys; ``ValueError`` if they make no run."""
         entry = presets.load(self.preset, self.env_id)
-        entry["n_envs"] = check_int("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
-        if entry["n_envs"] > 1:
-            # One update per environment step, as with one environment: SB3 would make one per step of all together
-            entry["gradient_steps"] = -1
+        n_envs = check_int("n_envs", entry.get("n_envs", 1) if self.n_envs is None else self.n_envs, minimum=1)
+        entry |= {"n_envs": n_envs, **presets.updates_for(entry, n_envs)}
         entry = presets.override(entry, self.overrides)
         if entry["n_envs"] > 1 and "episode" in str(entry.get("train_freq")):
             raise ValueError("training after each episode (preset t3d) needs n_envs=1: episodes would end at different times")

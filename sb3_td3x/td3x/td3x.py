@@ -221,17 +221,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             normalization that the preset asks for
         """
         spec = None if isinstance(env, str) else env.get_attr("spec")[0] if isinstance(env, VecEnv) else env.spec
-        entry = presets.load(preset, env if isinstance(env, str) else "" if spec is None else spec.id)
-        entry.update({name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes})
+        own = presets.load(preset, env if isinstance(env, str) else "" if spec is None else spec.id)
+        entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes}}
         if isinstance(env, str):
             vec_env = presets.make_env(env, entry)
         else:
             presets.require_wrapped(vec_env := cls._wrap_env(env), entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
-        if vec_env.num_envs > 1:
-            arguments["gradient_steps"] = -1  # one update per environment step
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
-        return cls(policy, vec_env, **{**arguments, **changes})
+        return cls(policy, vec_env, **{**arguments, **presets.updates_for(own, vec_env.num_envs), **changes})
 
     # Properties, so that they stay right when the policy is replaced
     actor: Actor = _in_policy("actor")

@@ -70,7 +70,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yml"))
 
 
-def load(name: str, env_id: str) -> dict[str, Any]:
+def load(name: str | Path, env_id: str) -> dict[str, Any]:
     """
     The settings of one environment.
 
@@ -87,7 +87,7 @@ def load(name: str, env_id: str) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if (key, value) != ("policy", "MlpPolicy")}
 
 
-def table(name: str) -> dict[str, dict[str, Any]]:
+def table(name: str | Path) -> dict[str, dict[str, Any]]:
     """Every entry of a preset, by environment."""
     name = str(name)  # a path
     if name in names():

@@ -207,7 +207,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             require_supported(self.precision, self.device)
 
     @classmethod
-    def from_preset(cls: type[SelfTD3X], env: GymEnv | str, preset: str = "default", **changes: Any) -> SelfTD3X:
+    def from_preset(
+        cls: type[SelfTD3X], env: GymEnv | str, preset: str | pathlib.Path = "default", **changes: Any
+    ) -> SelfTD3X:
         """
         Make a model with the hyperparameters of a preset, as ``td3x train`` does.
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
 
 from sb3_td3x import MultiInputPolicy, TD3XPolicy
 from tests.tools import LineEnv, Samples, model
@@ -36,6 +37,12 @@ def test_observations_that_networks_cannot_take_are_refused_with_the_wrapper_tha
     assert "\n" not in str(error.value)
     if what != "an empty Box":
         model(gym.wrappers.FlattenObservation(Samples(space))).learn(30)
+
+
+def test_hindsight_replay_of_observations_without_goals_is_refused_before_the_random_steps():
+    space = spaces.Dict({"observation": VECTOR, "achieved_goal": VECTOR})
+    with pytest.raises(ValueError, match="HerReplayBuffer needs desired_goal in the observations, which are Dict"):
+        model(LineEnv(space), "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

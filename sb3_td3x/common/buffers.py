@@ -101,6 +101,12 @@ def compute_priorities(errors: th.Tensor) -> th.Tensor:
     return errors.clamp(min=1) ** PRIORITY_EXPONENT
 
 
+def check_goals(space: spaces.Dict) -> None:
+    """Refuse observations without goals, for which hindsight replay would fail at the first update: ``ValueError``."""
+    if missing := {"achieved_goal", "desired_goal"} - space.keys():
+        raise ValueError(f"HerReplayBuffer needs {' and '.join(sorted(missing))} in the observations, which are {space}")
+
+
 def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> None:
     """Refuse ``"lap"`` for a buffer without priorities, and a buffer with priorities without ``"lap"``: ``ValueError``."""
     has_priorities = issubclass(buffer_class, PrioritizedReplayBuffer)

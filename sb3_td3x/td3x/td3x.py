@@ -286,6 +286,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
+        if type(self.replay_buffer) is HerReplayBuffer:
+            buffers.check_goals(self.replay_buffer.observation_space)  # type: ignore[arg-type]  # the buffer refuses others
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
             raise ValueError(
                 f"make_critic of {self.policy_class.__name__} makes no critics with n_quantiles={self.n_quantiles}: use 1"

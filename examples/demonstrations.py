@@ -29,7 +29,6 @@ for _ in range(steps):
     student.replay_buffer.add(observations, np.array(ends), scaled, rewards, dones, infos)
     observations = next_observations
 
-student.learn(1)  # sets up the logger
 student.train(gradient_steps=steps, batch_size=128)  # from the demonstrations alone
 student.learn(steps // 4)  # and with a quarter of the teacher's steps of its own
 student.save("student")

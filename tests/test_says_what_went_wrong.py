@@ -9,13 +9,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X, errors
-from tests.tools import LineEnv, largest_difference, model, weights
+from tests.tools import LineEnv, filled, largest_difference, model, weights
 
 
 class TestLoadOnAnObject:
@@ -59,6 +60,14 @@ class TestACallbackThatReturnsNothing:
     @pytest.mark.parametrize(("result", "steps"), [(False, 1), (True, 40)])
     def test_but_true_and_false_do_not_warn(self, result, steps):
         assert model().learn(40, Returns(result)).num_timesteps == steps
+
+
+def test_updates_from_a_buffer_that_was_filled_by_hand_need_no_call_of_learn():
+    algorithm = model()
+    algorithm.replay_buffer = filled(ReplayBuffer, transitions=16, n_envs=1)
+    algorithm.train(gradient_steps=4, batch_size=8)
+    assert algorithm._n_updates == 4
+    assert algorithm.logger.name_to_value["train/n_updates"] == 4
 
 
 class TestCopiesOfAModel:

@@ -13,6 +13,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
@@ -298,6 +299,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 "it: give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
             )
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
+        self._logger = Logger(None, [])  # until the first `learn`, for a `train` before it
 
     def _choose_classes(self) -> None:
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X, errors
-from tests.tools import LineEnv, filled, largest_difference, model, weights
+from tests.tools import LineEnv, filled, largest_difference, line_envs, model, weights
 
 
 class TestLoadOnAnObject:
@@ -60,6 +60,18 @@ class TestACallbackThatReturnsNothing:
     @pytest.mark.parametrize(("result", "steps"), [(False, 1), (True, 40)])
     def test_but_true_and_false_do_not_warn(self, result, steps):
         assert model().learn(40, Returns(result)).num_timesteps == steps
+
+
+@pytest.mark.parametrize("force_reset", [True, False])
+def test_other_environments_inside_a_step_are_refused_and_taken_afterwards(force_reset):
+    algorithm = model()
+    with pytest.raises(ValueError, match="set_env inside a step"):
+        algorithm.learn(20, lambda *_: algorithm.set_env(line_envs(1), force_reset))
+    algorithm.set_env(line_envs(1))
+    algorithm.learn(40)
+    buffer = algorithm.replay_buffer
+    moved = buffer.next_observations[:, :, 0] - buffer.observations[:, :, 0]
+    np.testing.assert_allclose(moved, 0.2 * buffer.actions[:, :, 0], atol=1e-6)
 
 
 def test_updates_from_a_buffer_that_was_filled_by_hand_need_no_call_of_learn():

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import truncate_episodes
@@ -85,6 +85,14 @@ class Resumable(OffPolicyAlgorithm):
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
         return super().learn(total_timesteps, *args, **kwargs)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        if not self._is_stored and self._last_obs is not None:
+            raise ValueError(
+                "set_env inside a step (in a callback's _on_step) would store a transition from one environment into another: "
+                "end learn there and continue with learn(..., reset_num_timesteps=False)"
+            )
+        super().set_env(env, force_reset)
 
     def stop_before_next_step(self) -> None:
         """End ``learn`` before the next environment step, possibly inside a rollout."""

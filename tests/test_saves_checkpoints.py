@@ -134,7 +134,7 @@ class TestWhenItSaves:
             model(seeded()).learn(50, save)
         assert saved_steps(tmp_path) == []
 
-    @pytest.mark.parametrize("value, named", [(LineEnv(), "LineEnv"), ({1}, "a set")])
+    @pytest.mark.parametrize(("value", "named"), [(LineEnv(), "LineEnv"), ({1}, "a set")])
     def test_names_the_class_whose_state_it_cannot_hold(self, value, named, tmp_path):
         class Own(StopTrainingOnMaxEpisodes):
             resumable = ("held",)

@@ -46,8 +46,8 @@ VARIABLES = "pytorch_variables.pth"
 MAX_RATIO = 20
 """How many times the file's own size its members may declare to have."""
 
-NOT_FOR_LOAD = {"policy", "env", "_init_setup_model"}
-"""Arguments of the constructor that ``load`` does not take as keywords; it has an ``env`` of its own."""
+NOT_FOR_LOAD = {"policy", "env", "lr_schedule", "_init_setup_model"}
+"""What ``load`` does not take as keywords: it has an ``env`` of its own, and ``learning_rate`` makes the schedule."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
 """Options of an optimizer that say how its step is computed: this model's stay when saved states are loaded."""
 

@@ -83,8 +83,9 @@ def command(
         raise typer.Exit(1)
     if video if "video" in chosen else run.experiment.video:
         _record(console, run, trust or resume is None)  # settings that this command was given need no trust
-    path, trust = shlex.quote(str(run.folder.path)), " --trust" if _needs_trust(run.folder) else ""
-    console.print(f"watch it: td3x enjoy {path}{trust}\nread about it: td3x report {path}")
+    path = shlex.quote(str(run.folder.path))
+    with_trust = " --trust" if _needs_trust(run.folder) else ""
+    console.print(f"watch it: td3x enjoy {path}{with_trust}\nread about it: td3x report {path}")
 
 
 def _check_options(chosen: set[str]) -> None:

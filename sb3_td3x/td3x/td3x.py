@@ -288,7 +288,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
         if type(self.replay_buffer) is HerReplayBuffer:
-            buffers.check_goals(self.replay_buffer.observation_space)  # type: ignore[arg-type]  # the buffer refuses others
+            buffers.check_goals(self.replay_buffer.observation_space)
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
             raise ValueError(
                 f"make_critic of {self.policy_class.__name__} makes no critics with n_quantiles={self.n_quantiles}: use 1"

@@ -64,6 +64,9 @@ def render(run: RunDir) -> str:
     scores = _read(of_run, run, "scores", notes)
     lines = _read(csv_lines, run.log, "training diagnostics", notes) or [{}]
     log = {name: np.array([_number(line.get(name)) for line in lines]) for name in lines[0] if name}
+    if not run.video.is_file():
+        making = shlex.join(["td3x", "enjoy", str(run.path), "--video", str(run.video)])  # else it may open a window
+        notes.append(f"There is no video yet: {making} makes one")
     axes = [] if scores is None else ["steps", "time"] if np.isfinite(scores.seconds).any() else ["steps"]
     return environment.from_string(template).render(
         env_id=run.env_id,

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from io import BytesIO, TextIOWrapper
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
+from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.common import registration
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment, play
@@ -77,6 +78,16 @@ class TestOptions:
         lines = [line for line in heard(*PENDULUM, "--steps", 600).splitlines() if " left" in line]
         assert any("no episode has ended yet" in line for line in lines)
         assert any("steps/s  mean episode return -1" in line for line in lines)
+
+    def test_a_terminal_of_80_letters_shows_all_of_the_bars_numbers(self):
+        run, console = Mock(total=500_000), PlainConsole(width=80, file=StringIO())
+        run.folder.scores.return_value = np.array([495_000]), np.array([[-1234.0]])
+        bar = progress.ShowProgress(console, run, has_bar=True).bar
+        bar.update(bar.task_ids[0], completed=123_456, rate=1234.0)
+        console.print(bar.get_renderable(), soft_wrap=False)
+        shown = console.file.getvalue().split()
+        assert shown[0] == "123456/500000"
+        assert " ".join(shown[2:]) == "1234 steps/s, left -:--:-- score -1234, best -1234 at 495,000 steps"
 
     def test_what_is_left_out_is_named_with_the_command_that_brings_it(self, heard, monkeypatch):
         installed = train.find_spec

@@ -197,6 +197,12 @@ class TestResults:
         console.print(RunsTable([run], StudyFolder.at(tmp_path)).render())
         assert r"[red]:fire:\x1b[2J" in console.file.getvalue()
 
+    def test_a_narrow_table_keeps_its_numbers(self, tmp_path):
+        run = StudyRun("td3x", "a-long-name-of-a-setting", "HalfCheetahBulletEnv-v0", 0, {"steps": 500_000})
+        console = Console(width=60, file=io.StringIO())
+        console.print(RunsTable([run], StudyFolder.at(tmp_path)).render())
+        assert " 0/500,000 " in console.file.getvalue()
+
     def test_a_run_under_way_has_the_steps_and_the_rate_of_its_log(self, tmp_path):
         (run,) = study(tmp_path / "s.yml", seeds=[0])
         folder = StudyFolder.at(tmp_path)

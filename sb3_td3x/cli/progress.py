@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.logger import KVWriter, SeqWriter
 from stable_baselines3.common.utils import safe_mean
@@ -70,11 +71,11 @@ class ShowProgress(BaseCallback):
         super().__init__()
         self.console, self.run, self.has_bar = console, run, has_bar
         self.bar = Progress(
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),  # a narrow terminal breaks the scores, not this
             BarColumn(bar_width=12),
             TextColumn("{task.fields[rate]:.0f} steps/s, left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[scores]}"),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[scores]}", table_column=Column()),
             console=console,
             disable=not has_bar,
             speed_estimate_period=120,

@@ -112,7 +112,8 @@ class RunsTable:
         title = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         table = Table(title=title, title_justify="left", box=None, header_style="bold")
         for column in ("setting", "environment", "seed", "steps", "steps/s", "score", "state"):
-            table.add_column(column, justify="left" if column in ("setting", "environment", "state") else "right")
+            is_name = column in ("setting", "environment")  # in a narrow terminal names are cut, numbers are not
+            table.add_column(column, justify="left" if is_name or column == "state" else "right", no_wrap=not is_name)
         for run, current in sorted(states.items(), key=lambda pair: STATES.index(pair[1].state)):
             rate = "" if current.rate is None else f"{current.rate:.0f}"
             score = "" if current.score is None else score_text(current.score)

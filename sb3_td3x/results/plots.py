@@ -37,8 +37,8 @@ LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width,
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 IQM = (
-    "IQM: interquartile mean over environments and seeds where all of them have scores, with its 95 % bootstrap interval; "
-    "0 and 1 are the lowest and highest score drawn in each environment"
+    "IQM: interquartile mean over environments and seeds where all of them have scores, from two seeds on with its 95 % "
+    "bootstrap interval; 0 and 1 are the lowest and highest score drawn in each environment"
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import TD3
+from stable_baselines3 import PPO, SAC, TD3
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
@@ -165,6 +165,12 @@ def test_a_model_without_its_environment_and_a_policy_for_other_observations_are
     for policy in (TD3XPolicy, CnnPolicy):
         with pytest.raises(ValueError, match=r"not for Dict observations.*use MultiInputPolicy"):
             model(LineEnv(spaces.Dict({"a": spaces.Box(-10, 10, (3,))})), policy)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_a_policy_of_another_algorithm_is_refused_before_the_random_steps(algorithm):
+    with pytest.raises(ValueError, match=r'is no policy of TD3, it has no .*actor_target.*: give "MlpPolicy"'):
+        model(policy=algorithm.policy_aliases["MlpPolicy"])
 
 
 def test_a_replay_buffer_that_is_no_class_is_refused():

@@ -97,3 +97,17 @@ def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base
     trained = model(cls=Own, policy_kwargs={**SMALL, "features_extractor_class": BatchNorm}).learn(40)
     assert trained._n_updates == 30
     assert trained.critic_batch_norm_stats[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("base", [TD3, TD3X])
+def test_a_subclass_may_name_parts_of_its_policy_where_sb3s_td3_does(base):
+    class Own(base):
+        def _create_aliases(self):
+            super()._create_aliases()
+            self.head = self.actor.mu[-1]
+
+    made = model(cls=Own)
+    assert made.head is made.policy.actor.mu[-1]
+    made.policy = model().policy
+    made._create_aliases()
+    assert made.head is made.policy.actor.mu[-1]

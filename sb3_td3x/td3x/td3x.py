@@ -44,6 +44,7 @@ NOT_SAVED = (
     "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
+NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
 
 @contextmanager
@@ -265,7 +266,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if hasattr(self, "action_space"):
             noise = exploration.resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
-            validation.check_not_negative("action_noise", noise)
+            exploration.check_noise_std(noise)
         self.__dict__["action_noise"] = noise
 
     @staticmethod
@@ -287,6 +288,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
+        if missing := [name for name in NETWORKS if not hasattr(self.policy, name)]:
+            raise ValueError(
+                f'{self.policy_class.__name__} is no policy of TD3, it has no {" and no ".join(missing)}: give "MlpPolicy", '
+                '"CnnPolicy", "MultiInputPolicy" or a subclass of TD3Policy'
+            )
+        self._create_aliases()
         if type(self.replay_buffer) is HerReplayBuffer:
             buffers.check_goals(self.replay_buffer.observation_space)
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
@@ -300,6 +307,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             )
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
         self._logger = Logger(None, [])  # until the first `learn`, for a `train` before it
+
+    def _create_aliases(self) -> None:
+        """SB3's hook for names of parts of the policy. Those of the networks are properties here."""
 
     def _choose_classes(self) -> None:
         """Check all settings that do not depend on an environment, and choose the classes that follow from them."""

@@ -112,6 +112,14 @@ def test_a_program_that_has_switched_gradients_off_learns_all_the_same(switch, p
     assert largest_difference(weights(algorithm), expected) == 0
 
 
+def test_a_program_with_another_default_device_learns_on_that_of_the_model():
+    expected = weights(model().learn(100))
+    algorithm = model()
+    with th.device("meta"):  # as ``set_default_device("cuda")`` does, where nothing needs a GPU
+        algorithm.learn(100)
+    assert largest_difference(weights(algorithm), expected) == 0
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"n_quantiles": 5}, {"policy_kwargs": {"net_arch": [8], "normalize_observations": True}}]
 )

@@ -184,7 +184,7 @@ NUMBERS = ("gamma", "target_policy_noise", "target_noise_clip")
 
 
 def _numbers(settings: UpdateSettings) -> th.Tensor:
-    return th.tensor([getattr(settings, name) for name in NUMBERS], dtype=th.float64)
+    return th.tensor([getattr(settings, name) for name in NUMBERS], dtype=th.float64, device="cpu")
 
 
 class _Recording:

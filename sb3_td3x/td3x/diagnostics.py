@@ -30,7 +30,7 @@ def record(model: Any) -> None:
         model._pace = now, model.num_timesteps, model._n_updates
     if (batch := model._last_batch) is not None:  # nothing is drawn from the buffer, whose sampling may have a state
         model.policy.set_training_mode(False)
-        noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps))
+        noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps), device="cpu")
         for name, value in measure(model.policy, batch, noise.to(batch.actions), model._update_settings()).items():
             model.logger.record(f"train/{name}", value)
 

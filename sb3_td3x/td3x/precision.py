@@ -131,7 +131,7 @@ def choose_matrix_kernels() -> str:
 def _onednn_is_accurate() -> bool:
     """Whether oneDNN computes in float32 here, without touching any global generator."""
     generator = th.Generator().manual_seed(0)
-    left, right = th.randn(256, 400, generator=generator), th.randn(400, 300, generator=generator)
+    left, right = (th.randn(*shape, generator=generator, device="cpu") for shape in ((256, 400), (400, 300)))
     exact = left.double() @ right.double()
     with matrix_kernels("onednn"):
         product = (left @ right).double()

@@ -352,7 +352,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _seed_noise(self, seed: int | None) -> None:
         if seed is None:
             with th.random.fork_rng(devices=[]):
-                seed = int(th.randint(2**31, ()))
+                seed = int(th.randint(2**31, (), device="cpu"))
         self.noise_generator.manual_seed(seed)
 
     def learn(  # type: ignore[override]  # SB3's parameters by name
@@ -494,7 +494,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         """Standard normal numbers in the shape of the actions, from the algorithm's own generator."""
         actions = batch.actions
-        return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype).to(actions.device)
+        return th.randn(actions.shape, generator=self.noise_generator, dtype=actions.dtype, device="cpu").to(actions.device)
 
     def _get_updater(self) -> Updater:
         """The object that makes the updates, a new one if the policy or a setting that it was made for has changed."""

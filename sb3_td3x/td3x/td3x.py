@@ -44,7 +44,6 @@ NOT_SAVED = (
     "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
-NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
 
 @contextmanager
@@ -288,11 +287,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.policy_kwargs = policies.check_policy_kwargs(self.policy_class, policy_kwargs, self.n_quantiles)
         super()._setup_model()
         self.policy_kwargs = policy_kwargs
-        if missing := [name for name in NETWORKS if not hasattr(self.policy, name)]:
-            raise ValueError(
-                f'{self.policy_class.__name__} is no policy of TD3, it has no {" and no ".join(missing)}: give "MlpPolicy", '
-                '"CnnPolicy", "MultiInputPolicy" or a subclass of TD3Policy'
-            )
+        if not hasattr(self.policy, "actor_target"):
+            policy = f"{self.policy_class.__module__}.{self.policy_class.__name__}"
+            raise ValueError(f"{policy} is no policy of TD3: give a name such as MlpPolicy or a subclass of TD3Policy")
         self._create_aliases()
         if type(self.replay_buffer) is HerReplayBuffer:
             buffers.check_goals(self.replay_buffer.observation_space)

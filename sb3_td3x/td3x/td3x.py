@@ -265,7 +265,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if hasattr(self, "action_space"):
             noise = exploration.resolve_action_noise(noise, self.action_space, self.n_envs)  # type: ignore[arg-type]
         elif not isinstance(noise, ActionNoise | None):  # `load` sets it before there is an action space
-            exploration.check_noise_std(noise)
+            validation.check_not_negative("action_noise", noise)
         self.__dict__["action_noise"] = noise
 
     @staticmethod

@@ -41,6 +41,17 @@ class TestFile:
         settings = run.experiment().hyperparameters()
         assert (settings["batch_size"], settings["gamma"], settings["train_freq"]) == (4, 0.9, [1, "episode"])
 
+    @pytest.mark.parametrize(
+        ("common", "own", "result"),
+        [
+            ({"policy_kwargs.net_arch": [8]}, {"policy_kwargs": {"net_arch": [16]}}, {"net_arch": [16]}),
+            ({"normalize.norm_reward": False}, {"normalize": False}, False),
+        ],
+    )
+    def test_a_settings_own_whole_mapping_replaces_common_parts(self, common, own, result, tmp_path):
+        (run,) = study(tmp_path / "s.yml", seeds=[0], overrides=common, runs=[{"setting": "one", "overrides": own}])
+        assert run.experiment().hyperparameters()[next(iter(own))] == result
+
     def test_whole_mappings_come_before_their_parts_in_whatever_order_they_stand(self, tmp_path):
         both = {"policy_kwargs": {"net_arch": [8]}, "policy_kwargs.n_critics": 1}
         entries = [

@@ -82,12 +82,13 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
 
 
 def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], algorithms: Sequence[str]) -> list[StudyRun]:
-    """The runs of one setting, whose own keys win; mappings such as ``overrides`` are merged key by key."""
+    """The runs of one setting, whose own keys win; mappings such as ``overrides`` are merged key by key, parts with wholes."""
     if unknown := [key for key in (*common, *keys) if key not in known]:
         hint = did_you_mean(str(unknown[0]), known) or f": known are runs, {', '.join(sorted(known))}"
         raise ValueError(f"there is no key {unknown[0]!r}{hint}")
     both = {key for key in common.keys() & keys.keys() if isinstance(common[key], dict) and isinstance(keys[key], dict)}
-    entry = {**common, **keys, **{key: {**common[key], **keys[key]} for key in both}}
+    kept = {key: {name: common[key][name] for name in common[key] if str(name).split(".")[0] not in keys[key]} for key in both}
+    entry = {**common, **keys, **{key: {**kept[key], **keys[key]} for key in both}}
     algo, setting = entry.pop("algo", algorithms[0]), entry.pop("setting", "default")
     check_choice("algo", algo, algorithms)
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):

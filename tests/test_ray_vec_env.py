@@ -124,6 +124,31 @@ def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_l
     np.testing.assert_array_equal(buffer.next_observations[30], buffer.observations[30])
 
 
+class Writing(LineEnv):
+    """Writes into the arrays that it is given."""
+
+    def reset(self, *, seed=None, options=None):
+        options["start"] += 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        action *= 0
+        return super().step(action)
+
+    def add(self, array):
+        array += 1
+        return array
+
+
+def test_environments_may_write_into_what_they_are_given(actors):
+    env = actors([Writing])
+    env.set_options({"start": np.zeros(1)})
+    env.reset()
+    env.step(np.ones((1, 1)))
+    assert env.env_method("add", np.zeros(1)) == [1]
+    assert env.env_method("add", array=np.zeros(1)) == [1]
+
+
 def test_an_error_of_the_environment_keeps_its_type_and_ends_nobody(actors):
     env = actors([partial(Mortal, 1000)])
     env.reset()

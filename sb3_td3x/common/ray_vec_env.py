@@ -1,5 +1,6 @@
 """Environments in Ray actors, on any machine of a cluster, behind SB3's ``VecEnv``."""
 
+import copy
 import logging
 import os
 import warnings
@@ -174,7 +175,7 @@ class RayVecEnv(VecEnv):
 
 
 class _Environments:
-    """The actor: a ``VecEnv`` of SB3."""
+    """The actor: a ``VecEnv`` of SB3, which gets copies, because the arrays that Ray hands over are read-only."""
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], vec_env_cls: Callable[..., VecEnv]):
         self.env = vec_env_cls(env_fns)
@@ -188,11 +189,11 @@ class _Environments:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _dying_together(self.env):
-            return getattr(self.env, name)(*args, **kwargs)
+            return getattr(self.env, name)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
 
     def reset(self, seeds: list[int | None], options: list[dict[str, Any]]) -> tuple[VecEnvObs, list[dict[str, Any]]]:
         self.lost_episodes = False
-        self.env._seeds, self.env._options = seeds, options
+        self.env._seeds, self.env._options = seeds, copy.deepcopy(options)
         with _dying_together(self.env):
             return self.env.reset(), list(self.env.reset_infos)
 
@@ -204,7 +205,7 @@ class _Environments:
             infos: list[dict] = [{REBUILT: True, "TimeLimit.truncated": True} for _ in range(count)]
             return observations, np.zeros(count, np.float32), np.ones(count, bool), infos, reset_infos
         with _dying_together(self.env):
-            observations, rewards, dones, infos = self.env.step(actions)
+            observations, rewards, dones, infos = self.env.step(actions.copy())
         return observations, rewards, dones, list(infos), list(self.env.reset_infos)
 
 

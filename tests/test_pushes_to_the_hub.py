@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import zipfile
+from contextlib import closing
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -272,6 +273,15 @@ def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):
     program = block(card_of(tmp_path / "here")[1], "python")
     assert "make_vec_env(\"Pendulum-v1\", env_kwargs={'g': 5})" in program
     assert "trust" not in program
+
+
+def test_arguments_of_the_environment_in_the_hyperparameters_of_rl_zoo_count_too(tmp_path):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    run.write_settings({**run.config(), "env_kwargs": {"g": 5}}, run.arguments())
+    with pytest.raises(ValueError, match="if you trust the run"):
+        play.open_evaluation_env(run, seed=0)
+    with closing(play.open_evaluation_env(run, seed=0, trust=True)) as env:
+        assert env.get_attr("g") == [5]
 
 
 def test_a_run_with_hindsight_replay_can_be_pushed_with_trust(tmp_path, registered):

@@ -56,7 +56,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
         for path in filter(Path.is_file, (run.evaluations, *sorted(run.path.glob("*.csv")))):
             archive.write(path, path.name)
     # rl-zoo3's download expects this file
-    (out / "env_kwargs.yml").write_text(yaml.safe_dump(run.arguments().get("env_kwargs") or {}))
+    (out / "env_kwargs.yml").write_text(yaml.safe_dump(run.env_kwargs() or {}))
     results = {
         "mean_reward": float(returns.mean()),
         "std_reward": float(returns.std()),
@@ -137,7 +137,7 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         model_name="TD3X",
         eval_results=[huggingface_hub.EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", score)],
     )
-    wrapper, env_kwargs = run.config().get("env_wrapper"), arguments.get("env_kwargs")
+    wrapper, env_kwargs = run.config().get("env_wrapper"), run.env_kwargs()
     template = Template(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     return template.render(
         card_data=data.to_yaml(),

@@ -121,6 +121,10 @@ class RunDir:
     def arguments(self) -> dict[str, Any]:
         return read_settings(self.args_file)
 
+    def env_kwargs(self) -> dict[str, Any] | None:
+        """Arguments of the environment; rl-zoo3 also takes them from the hyperparameters."""
+        return self.arguments().get("env_kwargs") or self.config().get("env_kwargs")
+
     def command(self) -> str | None:
         """The ``td3x train`` command that made the run, quoted so that it is safe to paste; ``None`` if none is known."""
         try:

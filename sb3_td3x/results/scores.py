@@ -71,7 +71,7 @@ def _settings(scores: Scores) -> dict[str, Any]:
     folder, settings = RunDir(scores.source, scores.env_id), dict[str, Any]()
     if not folder.config_file.is_file():
         return settings
-    for name, value in {**folder.config(), "env_kwargs": folder.arguments().get("env_kwargs") or {}}.items():
+    for name, value in {**folder.config(), "env_kwargs": folder.env_kwargs() or {}}.items():
         settings |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
     return settings
 

@@ -33,7 +33,7 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     An environment as the run's evaluations had it, with the normalization of the run's model. With ``trust`` the module that
     its name may have is imported, the keyword arguments in the folder are passed to it, and statistics load as in SB3.
     """
-    statistics, env_kwargs = folder.model_normalization(), folder.arguments().get("env_kwargs")
+    statistics, env_kwargs = folder.model_normalization(), folder.env_kwargs()
     require_registered(folder.env_id, trust, env_kwargs)
     env = open_env(folder.env_id, seed, AFTERWARDS, folder.config(), render_mode=render_mode, env_kwargs=env_kwargs)
     if statistics is None:

@@ -135,6 +135,20 @@ class TestTheGraphActsAsPredict:
         assert [path.name for path in folder.iterdir()] == ["given.onnx"]  # the weights are inside
 
 
+class WithoutSpec(DummyVecEnv):
+    """As of a simulator of another library, which Gymnasium has not made."""
+
+    def get_attr(self, attr_name, indices=None):
+        if attr_name == "spec":
+            raise AttributeError(attr_name)
+        return super().get_attr(attr_name, indices)
+
+
+def test_a_vec_env_that_gives_no_spec_has_no_name(tmp_path):
+    session = exported(model(WithoutSpec([Steps])), tmp_path / "model.onnx")
+    assert session.get_modelmeta().custom_metadata_map["environment"] == ""
+
+
 class WithDropout(FlattenExtractor):
     def __init__(self, space):
         super().__init__(space)

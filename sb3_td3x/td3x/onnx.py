@@ -107,7 +107,7 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     graph = Graph(policy, stages, batch).eval()
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
-    spec = None if env is None else env.get_attr("spec", 0)[0]
+    spec = env.get_attr("spec", 0)[0] if env is not None and env.has_attr("spec") else None
     content.metadata_props.add(key="algorithm", value=type(model).__name__)
     content.metadata_props.add(key="environment", value="" if spec is None else spec.id)
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))

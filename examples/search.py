@@ -5,6 +5,7 @@ import shutil
 
 import optuna
 
+from sb3_td3x import NonFiniteError
 from sb3_td3x.runs import experiment
 
 
@@ -37,6 +38,6 @@ parser.add_argument("--trials", type=int, default=20)
 args = parser.parse_args()
 pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=args.steps // 3)
 search = optuna.create_study(direction="maximize", pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))
-search.optimize(objective, args.trials)
+search.optimize(objective, args.trials, catch=NonFiniteError)  # a trial that diverges fails alone
 print(search.best_params, search.best_trial.user_attrs["folder"])
 shutil.copy(f"{search.best_trial.user_attrs['folder']}/best_model.zip", "best_of_search.zip")

@@ -18,9 +18,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sb3_td3x import cli
+from sb3_td3x import NonFiniteError, cli
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs import play, study
+from sb3_td3x.runs import experiment, play, study
 from tests.commands import stop_after
 
 ROOT = Path(__file__).parent.parent
@@ -104,6 +104,22 @@ def test_ctrl_c_ends_the_search(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="No trials are completed yet"):
         runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
     assert len(list((tmp_path / "logs" / "td3x").iterdir())) == 1
+
+
+def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, monkeypatch):
+    def train_second(run, **kwargs):
+        trials.append(run)
+        if len(trials) == 1:
+            run.resources.close()
+            raise NonFiniteError("critic loss", "update 1")
+        return train(run, **kwargs)
+
+    trials, train = [], experiment.train
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "train", train_second)
+    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", "20", "--trials", "2"])
+    end = runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
+    assert [trial.state.name for trial in end["search"].trials] == ["FAIL", "COMPLETE"]
 
 
 def test_the_demo_shows_the_walker_and_ends_with_a_report(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from sb3_td3x.cli.study import RunsTable
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
-from sb3_td3x.runs import runners
+from sb3_td3x.runs import experiment, runners
 from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, read, train_td3x
 from tests.commands import stop_after
 from tests.studies import SHORT, made, saved_steps, study
@@ -313,6 +313,15 @@ class TestResuming:
         inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}
         with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
             check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), StudyFolder.at(tmp_path))
+
+    def test_steps_that_are_those_of_the_preset_need_not_be_written(self, tmp_path, monkeypatch):
+        (run,) = study(tmp_path / "s.yml", seeds=[0])
+        place = StudyFolder.at(tmp_path).run(run)
+        experiment.prepare(run.experiment(), place).resources.close()
+        (place / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
+        load = presets.load
+        monkeypatch.setattr(presets, "load", lambda name, env: {**load(name, env), "n_timesteps": SHORT["steps"]})
+        check(study(tmp_path / "s.yml", seeds=[0], steps=None), StudyFolder.at(tmp_path))
 
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
         def train(run, path):

@@ -241,11 +241,13 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
-    try:  # overrides are compared by what they made of the preset, which may have been edited since
-        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), "overrides": "", **RunDir.open(path).config()}
+    try:  # overrides and steps are compared by what they made of the preset, which may have been edited since
+        had = RunDir.open(path).config()
+        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), "overrides": "", "steps": had.get("n_timesteps"), **had}
     except ValueError:
         return
-    now = {**vars(asked), "overrides": "", **asked.hyperparameters()}
+    asks = asked.hyperparameters()
+    now = {**vars(asked), "overrides": "", "steps": asks["n_timesteps"], **asks}
     now.setdefault("policy", begun.get("policy"))  # chosen by the observations
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from sb3_td3x.errors import (
     CheckpointError,
     EnvironmentDiedError,
-    LockLostError,
     ModelFileError,
     NonFiniteError,
     RunLockedError,
@@ -28,7 +27,6 @@ __all__ = [
     "CnnPolicy",
     "EnvironmentDiedError",
     "EpisodeSeeds",
-    "LockLostError",
     "MlpPolicy",
     "ModelFileError",
     "MultiInputPolicy",

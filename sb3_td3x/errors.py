@@ -85,16 +85,6 @@ class RunLockedError(_Error):
         self.folder, self.host, self.pid = folder, host, pid
 
 
-class LockLostError(_Error):
-    """Another process took over the lock of ``folder``, for example while this one was suspended, and has released it."""
-
-    def __init__(self, folder: Path):
-        super().__init__(
-            f"{folder}: this process has lost its lock, so another one may have resumed the run since: resume it again"
-        )
-        self.folder = folder
-
-
 class EnvironmentDiedError(_Error):
     """The processes of environments of a ``SubprocVecEnv`` or ``RayVecEnv`` have ended; ``which`` holds their indices."""
 

@@ -144,7 +144,6 @@ def test_networks_are_float32_whatever_torchs_default_is(settings, tmp_path):
         errors.UntrustedModelError("learning_rate", "a function", "model.zip"),
         errors.CheckpointError(Path("run"), "is missing", last_good=40),
         errors.RunLockedError(Path("run"), "here", 7),
-        errors.LockLostError(Path("run")),
         errors.EnvironmentDiedError([1, 3], "ended"),
     ],
     ids=lambda error: type(error).__name__,

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from filelock import SoftFileLease, Timeout
 
-from sb3_td3x.errors import LockLostError, RunLockedError
+from sb3_td3x.errors import CheckpointError, RunLockedError
 
 LOCK = "lock"
 """Name of the file. filelock briefly makes others, whose names begin with ``lock.``."""
@@ -51,7 +51,10 @@ class RunLock:
             if is_unreadable or (owner is not None and owner.token == self._lease.token):
                 return
             time.sleep(0.1)
-        raise LockLostError(self.folder) if owner is None else self._locked()
+        if owner is not None:
+            raise self._locked()
+        problem = "is no longer locked by this process, so another one may have resumed the run since: resume it again"
+        raise CheckpointError(self.folder, problem)
 
     def _remove_empty(self) -> None:
         """

@@ -100,20 +100,18 @@ class Updater(GradientStep):
         self._modes: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
-    @contextmanager
-    def running(self, batch_size: int, updates_made: int = 0) -> Iterator[None]:
+    def prepare(self, batch_size: int, updates_made: int = 0) -> None:
         """:param updates_made: since the model was constructed or loaded, before this series"""
         self._batch_size, self.updates_made = batch_size, updates_made
         before = self.tensors
-        with super().running(batch_size):
-            if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
-                self._programs.clear()  # recorded from other layers
-            self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
-            modes = _modes(self.tensors)
-            if before is not self.tensors or modes != self._modes:
-                self._modes, self._constants = modes, _constants(self.tensors, modes)
-                self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
-            yield
+        super().prepare(batch_size)
+        if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
+            self._programs.clear()  # recorded from other layers
+        self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
+        modes = _modes(self.tensors)
+        if before is not self.tensors or modes != self._modes:
+            self._modes, self._constants = modes, _constants(self.tensors, modes)
+            self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int

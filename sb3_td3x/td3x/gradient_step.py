@@ -5,8 +5,7 @@ One gradient update: the losses of ``losses.py``, their gradients, the optimizer
 two functions that compute gradients.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
@@ -152,16 +151,12 @@ class GradientStep:
         self.tensors = PolicyTensors(policy)
         self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
-    @contextmanager
-    def running(self, batch_size: int) -> Iterator[None]:
-        """Enclose a series of updates, most of this batch size. Between two series anything may be edited."""
+    def prepare(self, batch_size: int) -> None:
+        """To be called before a series of updates, most of this batch size. Between two series anything may be edited."""
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
         precision.require_supported(self.products, self.policy.device)
-        optimizers = [network.optimizer for network in self.tensors.networks.values()]
         self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
-        with _fused_adam(optimizers):
-            yield
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
@@ -209,15 +204,13 @@ class GradientStep:
             return  # the whole network is frozen
         if not is_finite(loss, [*reached.values()]):
             raise NonFiniteError(f"{name} loss or its gradient", f"update {number}")
-        clipped = clip_gradients([*reached.values()], max_norm)
-        if _fused_step(optimizer, [*reached], clipped):
+        reached = dict(zip(reached, clip_gradients([*reached.values()], max_norm), strict=True))
+        if _fused_step(optimizer, reached):
             return
         optimizer.zero_grad()
-        for parameter, gradient in zip(reached, clipped, strict=True):
+        for parameter, gradient in reached.items():
             parameter.grad = gradient
         optimizer.step()
-        if optimizer.param_groups[0].get("fused"):
-            optimizer.zero_grad()  # later steps do not fill them
 
     @th.no_grad()
     def _update_targets(self, tau: float) -> None:
@@ -270,57 +263,48 @@ def gradients_of(loss: th.Tensor, parameters: Sequence[th.Tensor]) -> Gradients:
     return th.autograd.grad(loss, parameters, allow_unused=True) if parameters else []
 
 
-@contextmanager
-def _fused_adam(optimizers: Sequence[th.optim.Optimizer]) -> Iterator[None]:
-    """
-    Inside, Adam and AdamW on the CPU take one fused step for all parameters, unless the user has chosen an implementation.
-
-    The option is not left in the optimizers, so that they are saved as SB3's.
-    """
-    groups = [
-        group
-        for optimizer in optimizers
-        if type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-        for group in optimizer.param_groups
-        if not (group.get("capturable") or group.get("differentiable"))
-        and group.get("fused") is None
-        and group.get("foreach") is None
-        and all(parameter.device.type == "cpu" for parameter in group["params"])
-    ]
-    for group in groups:
-        group["fused"] = True
-    try:
-        yield
-    finally:
-        for group in groups:
-            group["fused"] = None
-
-
 _EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 @th.no_grad()
-def _fused_step(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[th.Tensor]) -> bool:
+def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, th.Tensor]) -> bool:
     """
-    Take Adam's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again.
+    Take Adam's or AdamW's fused step on a CPU without the bookkeeping of ``Optimizer.step``, which takes half as long again.
 
-    :return: whether it was taken. Not for the first step, which makes the states, nor with hooks or a replaced ``step``
+    The option ``fused`` is not set in the optimizers, so that they are saved as SB3's.
+
+    :return: whether it was taken: not with hooks, a replaced ``step`` or another implementation that the user has chosen
     """
-    group = optimizer.param_groups[0]
-    states = [optimizer.state.get(parameter) for parameter in parameters]
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
-    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) > 1:
+    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
         return False
-    if not group.get("fused") or any(hooks) or "step" in vars(optimizer) or not all(states):
+    has_choice = any(
+        group.get("fused") is False
+        or group.get("foreach") is not None
+        or group.get("capturable")
+        or group.get("differentiable")
+        for group in optimizer.param_groups
+    )
+    if has_choice or next(iter(gradients)).device.type != "cpu":
         return False
-    is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
-    names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
-    moments = [[state[name] for state in states] for name in names]  # type: ignore[index]
-    steps = [state["step"] for state in states]  # type: ignore[index]
-    th._foreach_add_(steps, 1)
-    (th._fused_adamw_ if is_decoupled else th._fused_adam_)(  # type: ignore[call-overload]
-        parameters, gradients, *moments, *([] if group["amsgrad"] else [[]]), steps,
-        lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
-        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
-    )  # fmt: skip
+    for group in optimizer.param_groups:
+        parameters = [parameter for parameter in group["params"] if parameter in gradients]
+        if not parameters:
+            continue
+        names = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
+        states = [optimizer.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = th.zeros((), dtype=th.float32, device="cpu")
+                state.update({name: th.zeros_like(parameter) for name in names})
+        moments = [[state[name] for state in states] for name in names]
+        steps = [state["step"] for state in states]
+        th._foreach_add_(steps, 1)
+        is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
+        (th._fused_adamw_ if is_decoupled else th._fused_adam_)(  # type: ignore[call-overload]
+            parameters, [gradients[parameter] for parameter in parameters],
+            *moments, *([] if group["amsgrad"] else [[]]), steps,
+            lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
+            weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
+        )  # fmt: skip
     return True

@@ -443,15 +443,15 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
         updater, losses = self._get_updater(), []
+        updater.prepare(self.batch_size, self._updates_since_load)
         try:
-            with updater.running(self.batch_size, self._updates_since_load):
-                for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
-                    batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env, f"update {number}")
-                    with_actor = number % self.policy_delay == 0
-                    losses.append(updater(batch, self._draw_noise(batch), settings, with_actor, number))
-                    if (errors := losses[-1].errors) is not None:
-                        self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
-                    self._last_batch = batch
+            for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
+                batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env, f"update {number}")
+                with_actor = number % self.policy_delay == 0
+                losses.append(updater(batch, self._draw_noise(batch), settings, with_actor, number))
+                if (errors := losses[-1].errors) is not None:
+                    self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
+                self._last_batch = batch
         finally:
             self._n_updates += len(losses)  # also those before an error
             self._updates_since_load += len(losses)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sb3_td3x.common.validation import (
+    CHECKS,
     check_bool,
     check_float,
     check_positive,
@@ -33,10 +34,8 @@ RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOIS
 """Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
 
 MODEL_KEYS = (
-    "learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq", "gradient_steps",
-    "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage", "n_steps", "policy_delay",
-    "target_policy_noise", "target_noise_clip", "stats_window_size", "policy_kwargs", "accelerate", "precision",
-    "n_quantiles", "top_quantiles_to_drop_per_net", "qf_learning_rate", "max_grad_norm", "prioritization",
+    *(name for name in CHECKS if name not in ("tensorboard_log", "seed")),
+    "action_noise", "learning_starts", "policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size",
 )  # fmt: skip
 """The keyword arguments of ``TD3X`` that a preset may set."""
 

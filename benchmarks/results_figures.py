@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
 from speed_figures import BENCH
 
-from sb3_td3x.results.plots import interquartile_mean
-
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {
     DEFAULT: ("TD3X", "#1f5fa8"),
@@ -109,8 +107,24 @@ def _iqm_row(
     members = [ends(found, method, env) for env in environments]
     seeds = min(map(len, members))
     scores = np.array([scores[:seeds] for scores in members]).T / units
-    mean, low, high = (float(values[0]) for values in interquartile_mean(scores[..., None]))
+    mean, low, high = interquartile_mean(scores)
     return [label, METHODS[method][0], f"{seeds}", f"{mean:.2f}", f"{low:.2f} to {high:.2f}"]
+
+
+def interquartile_mean(scores: np.ndarray) -> tuple[float, float, float]:
+    """
+    The mean of the middle half of scores of ``(seeds, environments)`` (Agarwal et al. 2021,
+    https://arxiv.org/abs/2108.13264), and both ends of its 95 % interval, from a bootstrap over seeds in each environment.
+    """
+    seeds, environments = scores.shape
+
+    def middle(values: np.ndarray) -> np.ndarray:
+        ordered = np.sort(values.reshape(-1, scores.size), axis=1)
+        return ordered[:, scores.size // 4 : scores.size - scores.size // 4].mean(axis=1)
+
+    picks = np.random.default_rng(0).integers(seeds, size=(1000, seeds, environments))
+    low, high = np.percentile(middle(scores[picks, np.arange(environments)]), [2.5, 97.5])
+    return middle(scores)[0], low, high
 
 
 def others_table(found: Runs) -> str:

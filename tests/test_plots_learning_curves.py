@@ -2,6 +2,7 @@
 
 import shutil
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,9 +167,9 @@ class TestCurves:
             for setting in ("one", "two"):
                 table(tmp_path / f"{env}{setting}.csv", env, setting=setting)
         picture = plots.figure(scores.read([tmp_path]), ("steps", "time"))
-        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0", "all 2 environments"] * 2
-        assert [axes.get_xlabel() for axes in picture.axes][2:4] == ["environment steps", "wall-clock time"]
-        assert picture.axes[3].xaxis.get_major_formatter()(0.05, 0) == "3 s"  # six seconds in all
+        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"] * 2
+        assert [axes.get_xlabel() for axes in picture.axes][1:3] == ["environment steps", "wall-clock time"]
+        assert picture.axes[2].xaxis.get_major_formatter()(0.05, 0) == "3 s"  # six seconds in all
         assert all(len(axes.lines) == 2 for axes in picture.axes)
         assert "one standard deviation" in picture.get_supxlabel()
 
@@ -188,58 +189,15 @@ class TestCurves:
         plots.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
 
 
-class TestInterquartileMean:
-    @pytest.fixture
-    def four(self, tmp_path):
-        """Two settings, two environments of different scale, two seeds; the last setting lacks an environment."""
-        for env, scale in (("A-v0", 1), ("B-v0", 100)):
-            for seed in (0, 1):
-                table(tmp_path / f"{env}{seed}.csv", env, seed, values=(0, scale * (1 + seed), scale * 4))
-        table(tmp_path / "half.csv", "A-v0", setting="half")
-        return scores.read([tmp_path])
+def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_of_a_bootstrap_over_seeds(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    from results_figures import interquartile_mean
 
-    def test_is_that_of_scores_on_one_scale(self, four):
-        panel = plots.figure(four).axes[-1]
-        (line,) = panel.lines
-        # A-v0 is drawn from 0 to 5, its two seeds are at 1 and 2 of it; B-v0 from 0 to 400, at 100 and 200
-        assert line.get_ydata()[1] == pytest.approx((1 / 4 + 2 / 5) / 2)  # of 1/5, 1/4, 2/5 and 1/2
-        assert panel.get_title("left") == "all 2 environments"
-        caption = panel.figure.get_supxlabel()
-        assert "0 and 1 are the lowest and highest score" in caption
-        assert "where all of them have scores" in caption
-
-    def test_is_scipys_trimmed_mean_and_its_interval_that_of_a_bootstrap_over_seeds(self):
-        stats = pytest.importorskip("scipy.stats")
-        values = np.random.default_rng(0).normal(size=(5, 3, 4))
-        mean, low, high = plots.interquartile_mean(values)
-        np.testing.assert_allclose(mean, stats.trim_mean(values.reshape(15, 4), 0.25, axis=0))
-        random = np.random.default_rng(1)
-        resampled = [np.stack([values[random.integers(5, size=5), env] for env in range(3)]) for _ in range(4000)]
-        drawn = [stats.trim_mean(part.reshape(15, 4), 0.25, axis=0) for part in resampled]
-        np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5], axis=0), atol=0.05)
-
-    def test_leaves_out_a_setting_whose_environments_have_no_time_in_common(self, tmp_path):
-        quick, slow = table(tmp_path / "a.csv", "A-v0", pace=1.0), table(tmp_path / "b.csv", "B-v0", pace=10.0)
-        for place, env in ((quick, "A-v0"), (slow, "B-v0")):
-            table(tmp_path / f"{place.stem}2.csv", env, setting="even", pace=2.0)
-        picture = plots.figure(scores.read([tmp_path]), ("time",))
-        assert [len(axes.lines) for axes in picture.axes] == [2, 2, 1]
-
-    def test_says_where_nothing_is_in_common(self, tmp_path):
-        table(tmp_path / "a.csv", "A-v0"), table(tmp_path / "b.csv", "B-v0", every=1_000)
-        picture = plots.figure(scores.read([tmp_path]))
-        assert picture.axes[-1].get_title("left") == "all 2 environments: no steps in common"
-
-    def test_has_no_panel_where_no_setting_is_in_all_environments(self, tmp_path):
-        for env in ("A-v0", "B-v0"):
-            table(tmp_path / f"{env}.csv", env, setting=f"only {env}")
-        picture = plots.figure(scores.read([tmp_path]))
-        assert [axes.get_title("left") for axes in picture.axes] == ["A-v0", "B-v0"]
-
-    def test_of_as_many_seeds_as_every_environment_has_takes_the_first(self, tmp_path):
-        for name, seed, value in (("a", 1, 2), ("b", 0, 1)):
-            table(tmp_path / f"{name}.csv", "A-v0", seed, values=(value,))
-        for name, seed, value in (("c", 2, 999), ("d", 1, 2), ("e", 0, 1)):
-            table(tmp_path / f"{name}.csv", "B-v0", seed, values=(value,))
-        line, *_ = plots.figure(scores.read([tmp_path])).axes[-1].lines
-        assert line.get_ydata() == pytest.approx([1 / 998 / 2])  # the middle of 0, 0, 1/998 and 1
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(0).normal(size=(5, 3))
+    mean, low, high = interquartile_mean(values)
+    assert mean == pytest.approx(stats.trim_mean(values.reshape(15), 0.25))
+    random = np.random.default_rng(1)
+    resampled = [np.stack([values[random.integers(5, size=5), env] for env in range(3)]) for _ in range(4000)]
+    drawn = [stats.trim_mean(part.reshape(15), 0.25) for part in resampled]
+    np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.05)

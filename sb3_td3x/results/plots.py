@@ -31,15 +31,10 @@ STYLE: Any = {
     "legend.frameon": False, "legend.fontsize": 9.5,
 }  # fmt: skip
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
-MOST_POINTS = 50  # of the interquartile mean, which is bootstrapped anew at each
 RESAMPLES = 1000
 LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width, and the letters next to the line
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
-IQM = (
-    "IQM: interquartile mean over environments and seeds where all of them have scores, from two seeds on with its 95 % "
-    "bootstrap interval; 0 and 1 are the lowest and highest score drawn in each environment"
-)
 
 
 class Curve(NamedTuple):
@@ -54,8 +49,6 @@ class Curve(NamedTuple):
 def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> None:
     """
     A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
-
-    For several environments another panel has the interquartile mean of scores that are scaled from 0 to 1 in each.
 
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
@@ -74,10 +67,8 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     for run in scores:
         groups.setdefault(run.env_id, []).append(run)
     labels = dict.fromkeys(run.label for run in scores)
-    has_iqm = len(groups) > 1 and bool(set.intersection(*({run.label for run in runs} for runs in groups.values())))
-    n_panels = len(groups) + has_iqm
-    columns = math.ceil(n_panels / math.ceil(n_panels / 3))
-    rows = len(x) * math.ceil(n_panels / columns)  # the panels of the second axis are below those of the first
+    columns = math.ceil(len(groups) / math.ceil(len(groups) / 3))
+    rows = len(x) * math.ceil(len(groups) / columns)  # the panels of the second axis are below those of the first
     looks = dict(zip(labels, cycle(LOOKS), strict=False))
     with matplotlib.rc_context(STYLE):
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
@@ -87,9 +78,7 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
             first = 1 + block * columns * rows // len(x)
             for place, runs in enumerate(groups.values(), first):
                 _draw_environment(picture.add_subplot(rows, columns, place), runs, axis, looks)
-            if has_iqm:
-                _draw_iqm(picture.add_subplot(rows, columns, first + len(groups)), groups, axis, looks)
-        _explain(picture, scores, looks, [IQM] * has_iqm)
+        _explain(picture, scores, looks)
     return picture
 
 
@@ -121,15 +110,12 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
 def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapping[str, Look]) -> None:
     for label, look in looks.items():
         if group := [run for run in runs if run.label == label]:
-            _draw_curve(axes, summary(group, axis), look)
+            x, mean, low, high = summary(group, axis)
+            marker = "o" if len(x) == 1 else None
+            axes.plot(x, mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.17, linewidth=0 if marker is None else 1)
     axes.set(title=runs[0].env_id, ylabel="return per episode")
     _label_x(axes, axis)
-
-
-def _draw_curve(axes: Axes, curve: Curve, look: Look) -> None:
-    marker = "o" if len(curve.x) == 1 else None
-    axes.plot(curve.x, curve.mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
-    axes.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.17, linewidth=0 if marker is None else 1)
 
 
 def _label_x(axes: Axes, axis: str) -> None:
@@ -151,67 +137,26 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return run.seconds[known] / 60, run.mean[known], run.spread[known]
 
 
-def _on_grid(runs: Sequence[Scores], axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Every position ``(points,)`` at which any run was evaluated and all have scores before and after, and the scores there,
-    ``(runs, points)``: those between two evaluations lie on the straight line.
-    """
-    points = [_points(run, axis)[:2] for run in runs]
-    grid = np.unique(np.concatenate([x for x, _ in points]))
-    grid = grid[(grid >= max(x.min() for x, _ in points)) & (grid <= min(x.max() for x, _ in points))]
-    return grid, np.stack([np.interp(grid, x, mean) for x, mean in points])
-
-
 def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
-    """The mean over runs of one setting and environment, where all of them have scores."""
+    """
+    The mean over runs of one setting and environment, at every position at which any of them was evaluated and all have
+    scores before and after: those between two evaluations lie on the straight line.
+    """
     if len(runs) == 1:
         x, mean, spread = _points(runs[0], axis)
         return Curve(x, mean, mean - spread, mean + spread)
-    grid, scores = _on_grid(runs, axis)
+    points = [_points(run, axis)[:2] for run in runs]
+    grid = np.unique(np.concatenate([x for x, _ in points]))
+    grid = grid[(grid >= max(x.min() for x, _ in points)) & (grid <= min(x.max() for x, _ in points))]
     if not len(grid):
         raise ValueError(f"the runs of {runs[0].label} in {runs[0].env_id} have no {axis} in common: draw them apart")
+    scores = np.stack([np.interp(grid, x, mean) for x, mean in points])
     counts = np.random.default_rng(0).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), RESAMPLES)  # of each run
     low, high = np.percentile(counts @ scores / len(runs), [2.5, 97.5], axis=0)
     return Curve(grid, scores.mean(axis=0), low, high)
 
 
-def interquartile_mean(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """
-    The mean of the middle half of scores of ``(seeds, environments, points)`` (Agarwal et al. 2021,
-    https://arxiv.org/abs/2108.13264), and both ends of its 95 % interval, from a bootstrap over seeds in each environment.
-    """
-    seeds, environments, points = scores.shape
-
-    def middle(values: np.ndarray) -> np.ndarray:
-        ordered = np.sort(values.reshape(-1, seeds * environments, points), axis=1)
-        cut = seeds * environments // 4
-        return ordered[:, cut : seeds * environments - cut].mean(axis=1)
-
-    picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds, environments))
-    low, high = np.percentile(middle(scores[picks, np.arange(environments)]), [2.5, 97.5], axis=0)
-    return middle(scores)[0], low, high
-
-
-def _draw_iqm(axes: Axes, groups: Mapping[str, Sequence[Scores]], axis: str, looks: Mapping[str, Look]) -> None:
-    drawn = [np.concatenate([run.mean for run in runs]) for runs in groups.values()]
-    lowest, span = np.array([[values.min(), np.ptp(values) or 1.0] for values in drawn]).T
-    for label, look in looks.items():
-        of_label = [[run for run in runs if run.label == label] for runs in groups.values()]
-        seeds = min(map(len, of_label))  # as many in every environment
-        first = [sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)[:seeds] for runs in of_label]
-        grid, scores = _on_grid([run for runs in first for run in runs], axis) if seeds else (np.zeros(0), np.zeros(0))
-        if not len(grid):
-            continue
-        points = np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).astype(int))
-        scores = scores[:, points].reshape(len(groups), seeds, -1)
-        scaled = (scores.swapaxes(0, 1) - lowest[:, None]) / span[:, None]
-        _draw_curve(axes, Curve(grid[points], *interquartile_mean(scaled)), look)
-    axes.set_title(f"all {len(groups)} environments" + ("" if axes.lines else f": no {axis} in common"))
-    axes.set_ylabel("IQM of normalized scores")
-    _label_x(axes, axis)
-
-
-def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look], notes: Sequence[str]) -> None:
+def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look]) -> None:
     """A legend for all panels and, below them, what is drawn."""
     groups = Counter((run.label, run.env_id) for run in scores)
     handles = []
@@ -223,5 +168,4 @@ def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look
     columns = int(picture.get_figwidth() // LEGEND_INCHES)
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
-    caption = "\n".join((*bands, *notes))
-    picture.supxlabel(caption, fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4, wrap=True)
+    picture.supxlabel("\n".join(bands), fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4, wrap=True)

@@ -50,9 +50,10 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
     """
     A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
 
+    :param scores: of one run at least, as ``scores.read`` gives
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
-    :raises ValueError: for another file format, times that are not known, or no run
+    :raises ValueError: for another file format, or times that are not known
     """
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
@@ -61,8 +62,6 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
 
 def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
     """The picture that ``draw`` writes."""
-    if not scores:
-        raise ValueError("there is no run to draw")
     groups: dict[str, list[Scores]] = {}
     for run in scores:
         groups.setdefault(run.env_id, []).append(run)

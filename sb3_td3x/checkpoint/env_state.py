@@ -28,26 +28,20 @@ from stable_baselines3.common.vec_env import (
 from sb3_td3x.common.random_state import check_generator_state
 from sb3_td3x.common.vec_envs import vec_layers
 
-WITHOUT_STATE = (
-    "PassiveEnvChecker", "ClipAction", "RescaleAction", "RescaleObservation", "FlattenObservation", "FilterObservation",
-    "TransformAction", "TransformObservation", "TransformReward",
-)  # fmt: skip
 # The attributes of these wrappers that change during a run; all others stay as they were made
-GYMNASIUM: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(WITHOUT_STATE, ()),
-    "TimeLimit": ("_elapsed_steps",),
-    "OrderEnforcing": ("_has_reset", "_has_rendered"),
-    "NormalizeObservation": ("obs_rms",),
-    "NormalizeReward": ("return_rms", "discounted_reward"),
-}
 LAYERS: dict[type, tuple[str, ...]] = {
-    **{getattr(wrappers, name): changing for name, changing in GYMNASIUM.items()},
+    **dict.fromkeys((wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction), ()),
+    **dict.fromkeys((wrappers.FilterObservation, wrappers.FlattenObservation, wrappers.RescaleObservation), ()),
+    **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
+    **dict.fromkeys((VecTransposeImage, VecCheckNan), ()),
+    wrappers.TimeLimit: ("_elapsed_steps",),
+    wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
+    wrappers.NormalizeObservation: ("obs_rms",),
+    wrappers.NormalizeReward: ("return_rms", "discounted_reward"),
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
     VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
-    VecTransposeImage: (),
-    VecCheckNan: (),
 }
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
 """Packages whose other wrappers keep nothing beyond an episode."""

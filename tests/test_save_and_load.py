@@ -41,6 +41,17 @@ def test_loading_without_an_environment_is_enough_to_act(saved):
     np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
 
 
+def test_a_folder_of_the_same_name_does_not_hide_a_file(saved, tmp_path):
+    algorithm, _ = saved
+    folder = tmp_path / "walker"
+    folder.mkdir()
+    algorithm.save(folder)
+    algorithm.save_replay_buffer(folder)
+    loaded = TD3X.load(folder, env=LineEnv())
+    loaded.load_replay_buffer(folder)
+    assert loaded.num_timesteps == loaded.replay_buffer.pos == 60
+
+
 def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(saved, tmp_path):
     algorithm, _ = saved
     algorithm.save(tmp_path / "td3_v1.0_60_steps.zip")
@@ -138,6 +149,15 @@ def test_a_folder_or_a_number_of_another_kind_does_not_keep_a_model_from_being_l
         assert largest_difference(weights(loaded), weights(algorithm)) == 0
         assert loaded.tensorboard_log == (str(options["tensorboard_log"]) if "tensorboard_log" in options else None)
         assert loaded.actor.optimizer.param_groups[0]["betas"] == algorithm.actor.optimizer.param_groups[0]["betas"]
+
+
+def test_an_optimizer_whose_state_has_other_shapes_comes_back_with_trust(tmp_path):
+    algorithm = model(policy_kwargs={"net_arch": [8], "optimizer_class": th.optim.Adafactor}).learn(60)
+    algorithm.save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", trust=True)
+    states = [each.critic.optimizer.state_dict()["state"][0]["row_var"] for each in (algorithm, loaded)]
+    assert states[0].shape != algorithm.critic.optimizer.param_groups[0]["params"][0].shape
+    assert th.equal(*states)
 
 
 def test_an_sb3_zip_with_a_path_loads(tmp_path):

@@ -199,12 +199,13 @@ def read(path: PathOrFile) -> ModelFile:
 
 
 def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
-    """A file to read; to the name of one that is not there ``suffix`` is appended, as SB3 does."""
+    """A file to read; to the name of one that is not there, or of a folder, ``suffix`` is appended, as where it is saved."""
     if not isinstance(path, (str, os.PathLike)):
         path.seek(0)
         return nullcontext(path)  # the user's to close
     path = pathlib.Path(path)
-    path = path if path.exists() else path.with_name(f"{path.name}.{suffix}")
+    suffixed = pathlib.Path(f"{path}.{suffix}")
+    path = suffixed if not path.exists() or (path.is_dir() and suffixed.is_file()) else path
     if path.exists() and not path.is_file():  # opening or reading a pipe or a device may never end
         raise ModelFileError(f"{path} is not a file")
     return path.open("rb")
@@ -311,6 +312,8 @@ def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict
     for parameter, values in optimizer.state.items():
         if not isinstance(parameter, th.Tensor):
             raise ModelFileError(f"{name} has a state for a parameter that it does not list")
+        if not any(type(optimizer).__name__ in names for names in safe_pickle.CLASSES.values()):
+            continue  # of a class that takes trust, such as Adafactor: its state may have any shape
         for key, value in values.items():
             if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
                 raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")

@@ -82,6 +82,7 @@ WHOLE_WITH_MINIMUM = {
 }  # fmt: skip
 OF_THE_POLICY = {
     "n_critics": [0],
+    **dict.fromkeys(["normalize_images", "normalize_observations", "share_features_extractor"], ("no",)),
     **dict.fromkeys(["activation_fn", "optimizer_class", "features_extractor_class"], ("relu",)),
 }
 REFUSED = {

@@ -142,7 +142,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 POLICY_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "net_arch": check_net_arch,
     "n_critics": partial(check_int, minimum=1),
-    "normalize_observations": check_bool,
+    **dict.fromkeys(("normalize_images", "normalize_observations", "share_features_extractor"), check_bool),
     **dict.fromkeys(("activation_fn", "optimizer_class"), check_class),
     "features_extractor_class": _or_none(check_class),
 }

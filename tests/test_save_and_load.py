@@ -52,6 +52,13 @@ def test_a_folder_of_the_same_name_does_not_hide_a_file(saved, tmp_path):
     assert loaded.num_timesteps == loaded.replay_buffer.pos == 60
 
 
+def test_a_model_that_is_loaded_takes_the_name_of_an_environment(tmp_path):
+    model("Pendulum-v1").save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", env="Pendulum-v1")
+    loaded.set_env("Pendulum-v1")
+    assert loaded.learn(20).num_timesteps == 20
+
+
 def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(saved, tmp_path):
     algorithm, _ = saved
     algorithm.save(tmp_path / "td3_v1.0_60_steps.zip")

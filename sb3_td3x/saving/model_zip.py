@@ -84,7 +84,7 @@ def load(
     sb3_load: Callable[..., Any],
     cls: type,
     path: PathOrFile,
-    env: GymEnv | None,
+    env: GymEnv | str | None,
     device: th.device | str,
     custom_objects: dict[str, Any] | None,
     print_system_info: bool,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import gymnasium as gym
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -274,6 +275,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise ValueError(
                 f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec): use SB3's make_vec_env"
             )
+        env = maybe_make_env(env, verbose)  # SB3's constructor takes a name, its `load` and `set_env` do not
         return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     @_torch_settings()
@@ -548,7 +550,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def load(
         cls: type[SelfTD3X],
         path: PathOrFile,
-        env: GymEnv | None = None,
+        env: GymEnv | str | None = None,
         device: th.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
@@ -563,7 +565,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         The random generators of Python, numpy and torch are left as they are, unless ``seed`` is given.
 
         :param path: the file
-        :param env: the environment to continue with, of any number of environments
+        :param env: the environment to continue with, of any number of environments, or its name
         :param custom_objects: replacements for saved objects, by name
         :param trust: read the file as SB3 does, which runs whatever code it holds. Otherwise only plain values, tensors and
             known classes are read, and ``custom_objects`` has to replace everything else

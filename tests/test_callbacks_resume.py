@@ -111,6 +111,22 @@ class TestExactly:
             resume_run(tmp_path, seeded()).learn(60, StopTrainingOnMaxEpisodes(1000), resume=True)
 
 
+def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
+    class Tells(LineEnv):
+        ended = 0
+
+        def step(self, action):
+            *rest, info = super().step(action)
+            self.ended += rest[3]
+            return *rest, {"is_success": True} if rest[3] and self.ended in (2, 4, 6) else info
+
+    folder = RunDir(tmp_path, "Tells")
+    evaluation = Evaluation(seeded(Tells), eval_freq=20, n_eval_episodes=3, folder=folder, lock=Mock(), warn=False)
+    model(seeded()).learn(60, evaluation)
+    with np.load(folder.evaluations) as arrays:
+        assert arrays["successes"].tolist() == [[False, True, False], [True, False, True], [False, False, False]]
+
+
 @pytest.mark.parametrize("around", [lambda saving: saving, lambda saving: CallbackList([saving])])
 @pytest.mark.parametrize("outer", ["every", "evaluation"])
 def test_a_checkpoint_inside_another_callback_is_refused(outer, around, tmp_path):

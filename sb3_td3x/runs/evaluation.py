@@ -124,6 +124,10 @@ class Evaluation(EvalCallback):
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         if self.is_stopping():
             raise _Interrupted
+        is_known = "is_success" in locals_["info"] or self._is_success_buffer or self.evaluations_successes
+        if locals_["done"] and is_known:  # an environment may tell of successes alone, and SB3 writes a table
+            self._is_success_buffer += [False] * (len(locals_["episode_rewards"]) - len(self._is_success_buffer))
+            locals_["info"].setdefault("is_success", False)
         super()._log_success_callback(locals_, globals_)
 
     def _write_table(self) -> None:

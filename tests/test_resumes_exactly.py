@@ -298,6 +298,17 @@ class TestSaysWhatIsNotExact:
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, other).learn(60, resume=True).num_timesteps == 60
 
+    @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
+    def test_an_episode_that_others_went_on_with_before_the_save_is_cut(self, tmp_path, env):
+        used = model(seeded(env)).learn(30)
+        for _ in range(7):
+            used.get_env().step(np.ones((1, 1)))
+        save_run(used, tmp_path)
+        with pytest.warns(UserWarning, match="current episodes, which are cut"):
+            buffer = resume_run(tmp_path, seeded(env)).learn(40, resume=True).replay_buffer
+        moved = buffer.next_observations[: buffer.size()] - buffer.observations[: buffer.size()]
+        assert np.abs(moved).max() < 0.21
+
     def test_a_wrapper_whose_state_is_not_known_is_named(self, tmp_path):
         class Curriculum(gym.Wrapper):
             pass

@@ -85,7 +85,8 @@ def save_run(
     with store.adding(name_prefix, model.num_timesteps, last.newest) as (partial, complete), explained_deaths(env):
         model.save(partial / MODEL)
         environments = env_state.get(env)
-        environments["complete"] &= model._last_obs is not None  # `None`: `learn` has ended inside a step
+        # Otherwise `learn` has ended inside a step (`None`), or the environments are elsewhere by now
+        environments["complete"] &= model._last_obs is not None and not model._is_env_used_by_others()
         state = {
             "generators": random_state.get_states(model.action_space, model.device),
             "env": environments,

@@ -177,6 +177,14 @@ class TestPull:
             hub.pull(REPO, tmp_path / "logs")
         assert not (tmp_path / "logs").exists()
 
+    @pytest.mark.parametrize("forged", [".", ".."])
+    def test_a_forged_environment_leads_nowhere_else(self, forged, repository, snapshot, tmp_path):
+        shutil.copytree(repository, snapshot)
+        (snapshot / "args.yml").write_text(f"env: {forged}")
+        pulled = hub.pull(REPO, tmp_path)
+        assert list((tmp_path / "td3x").iterdir()) == [pulled.path]
+        assert pulled.config_file.parent.parent == pulled.path
+
     def test_a_hub_that_does_not_answer_is_said_not_to(self, monkeypatch, tmp_path):
         def snapshot_download(*_, **__):
             raise ConnectionError("no route")

@@ -179,4 +179,4 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def file_name(env_id: str) -> str:
     """An id such as ``ale/Pong`` or ``module:Env`` as the name of a file."""
-    return re.sub(r"[/:\\]", "-", env_id)  # a backslash leads to other folders on Windows
+    return re.sub(r"[/:\\]|^\.+$", "-", env_id)  # a backslash leads to other folders on Windows, `..` everywhere

@@ -16,6 +16,7 @@ import nbclient
 import nbformat
 import pytest
 import typer
+from stable_baselines3.common.save_util import load_from_pkl
 from typer.testing import CliRunner
 
 from sb3_td3x import NonFiniteError, cli
@@ -173,6 +174,7 @@ def test_notebooks(path, tmp_path):
     printed = "".join(output.get("text", "") for cell in code for output in cell.get("outputs", []))
     assert "return" in printed
     assert (tmp_path / "pendulum.zip").exists()
+    assert load_from_pkl(tmp_path / "pendulum_replay.pkl").size() == STEPS
 
 
 def test_links_and_pictures_are_there():

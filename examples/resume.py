@@ -15,10 +15,11 @@ args = parser.parse_args()
 
 env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # the start of an episode depends on its number only
 checkpoints = TD3XCheckpointCallback(max(args.steps // 10, 1), args.run)
-if args.run.exists():
+is_saved = any(args.run.glob("td3x_*_steps*"))  # a process that was killed early leaves a folder without a checkpoint
+if is_saved:
     model = resume_run(args.run, env)
     print(f"resumed after {model.num_timesteps} steps")
 else:
     model = TD3X("MlpPolicy", env, policy_kwargs={"net_arch": [128, 128]}, seed=0)
-model.learn(args.steps, checkpoints, resume=args.run.exists())  # to this many steps in total
+model.learn(args.steps, checkpoints, resume=is_saved)  # to this many steps in total
 model.save("pendulum_resumable")

@@ -91,6 +91,7 @@ def test_examples(path, tmp_path, monkeypatch):
 
 def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "resumable" / "replay").mkdir(parents=True)  # of a process that was killed before its first checkpoint
     for steps in ("200", "400"):
         monkeypatch.setattr(sys, "argv", ["resume.py", "--steps", steps])
         end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")

@@ -20,7 +20,7 @@ class NonFiniteError(_Error):
     good step. ``VecNormalize`` sees what the environment returns before TD3X does: its statistics are restored, and it
     clips an infinite terminal observation to a finite one, which passes.
 
-    :param tensor: what holds the value, for example ``"reward"`` or ``"critic loss"``
+    :param tensor: what holds the value, for example ``"reward"`` or ``"critic loss or its gradient"``
     :param when: where in the run it was found, for example ``"environment step 1200"``
     :param problem: what is wrong with it, as the rest of a sentence
     """

@@ -81,7 +81,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param learning_rate: of all optimizers: a number, or a function of the remaining progress (1 to 0)
     :param buffer_size: transitions kept in the replay buffer, over all environments; the oldest are overwritten
     :param learning_starts: environment steps with random actions before the actor acts and training starts.
-        ``"auto"`` is 2 % of the steps of the first ``learn``, at least 100 and at most 10,000
+        ``"auto"`` is 2 % of the steps of a ``learn`` that begins anew, at least 100 and at most 10,000
     :param batch_size: transitions per update
     :param tau: step size of the target networks towards their networks, in [0, 1], at every actor update
     :param gamma: discount factor, in [0, 1]

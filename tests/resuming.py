@@ -2,7 +2,6 @@
 
 import os
 import random
-import socket
 
 import numpy as np
 import torch as th
@@ -29,7 +28,7 @@ class OpenLineEnv(LineEnv):
 
 def leave_lock(folder, **changes):
     """A lock as another process has left it there; by default one of this host with this process's number."""
-    fields = {"pid": os.getpid(), "host": socket.gethostname(), "mode": "lease", "token": "left", "start": None}
+    fields = {"pid": os.getpid(), "host": lock._this_host(folder), "mode": "lease", "token": "left", "start": None}
     fields = {**fields, "duration": lock.LEASE_SECONDS, **changes}
     lines = ["filelock/2", *(f"{name}={value}" for name, value in fields.items() if value is not None)]
     (folder / "lock").write_text("\n".join([*lines, ""]))

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
-from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.envs import BitFlippingEnv
 from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli, save_run
@@ -154,12 +152,6 @@ class TestReading:
         assert shipped.best_model.stat().st_size < run.best_model.stat().st_size / 3
         assert sha256(shipped.best_model.read_bytes()).hexdigest() in line
 
-    def test_a_run_with_hindsight_replay_can_be_evaluated(self, tmp_path, registered):
-        registered("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
-        env = BitFlippingEnv(n_bits=4, continuous=True)
-        learner = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
-        assert play.evaluate(saved_run(tmp_path, "Bits-v0", learner), episodes=2, seed=0).shape == (2,)
-
     def test_plot_reads_runs_of_rl_zoo(self, walker_run, tmp_path):
         run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"
         shutil.copytree(walker_run[0], run)
@@ -171,10 +163,13 @@ class TestReading:
 
 
 @pytest.mark.parametrize("command", ["eval", "enjoy", "plot"])
-def test_a_folder_that_is_no_run_is_refused(command, tmp_path, called):
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, called, monkeypatch):
     code, printed = called(command, tmp_path)
     assert code == 2
     assert "is not a run" in printed
+    assert "Traceback" not in printed
+    monkeypatch.setenv("TD3X_DEBUG", "1")
+    assert "Traceback" in called(command, tmp_path)[1]
 
 
 @pytest.mark.parametrize(("command", "missing"), [("eval", "folder"), ("report", "folder"), ("plot", "folder or file")])

@@ -221,12 +221,26 @@ def test_a_replaced_forward_of_a_layer_stays_with_bf16():
 BY_MULTIPLYING = {"policy_kwargs": {"features_extractor_class": Multiplying}}
 
 
+ADAMS = {
+    "adam": {},
+    "adam that decays weights": {"optimizer_kwargs": {"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3}},
+    "adamw with amsgrad": {
+        "optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "amsgrad": True}
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["plain", "compiled"])
-def test_gradients_in_any_memory_order_move_their_own_weights(path):
-    fast, stepwise = ready(path, **BY_MULTIPLYING), ready("plain", **BY_MULTIPLYING)
-    for network in (stepwise.actor, stepwise.critic):
-        network.optimizer.param_groups[0]["foreach"] = False  # torch's Adam, operation by operation
+@pytest.mark.parametrize("optimizer", ADAMS.values(), ids=ADAMS)
+def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimizer_does(optimizer, path):
+    kwargs = {"policy_kwargs": {**BY_MULTIPLYING["policy_kwargs"], **optimizer}}
+    fast, stepwise = ready(path, **kwargs), ready("plain", **kwargs)
     for algorithm in (fast, stepwise):
+        for network in (algorithm.actor, algorithm.critic):
+            group = network.optimizer.param_groups[0]
+            network.optimizer.add_param_group({**group, "params": [group["params"].pop()], "weight_decay": 0.5})
+            for group in network.optimizer.param_groups if algorithm is stepwise else ():
+                group["foreach"] = False  # torch's own, operation by operation
         train_on(algorithm, range(4))
     for name, value in weights(stepwise).items():
         th.testing.assert_close(
@@ -264,9 +278,10 @@ def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling():
     assert "a layer has a hook" in algorithm._updater._declined
 
 
-def test_a_replaced_step_of_an_optimizer_is_called_at_every_update():
+def test_a_replaced_step_and_a_hook_of_an_optimizer_are_called_at_every_update():
     algorithm, calls = ready("plain"), []
     step = algorithm.critic.optimizer.step
-    algorithm.critic.optimizer.step = lambda *arguments: (calls.append(1), step(*arguments))
-    train_on(algorithm, range(3))
-    assert len(calls) == 3
+    algorithm.critic.optimizer.step = lambda *arguments: (calls.append("critic"), step(*arguments))
+    algorithm.actor.optimizer.register_step_post_hook(lambda *_: calls.append("actor"))
+    train_on(algorithm, range(4))
+    assert calls == ["critic", "critic", "actor"] * 2

@@ -78,6 +78,7 @@ def test_shown_commands_exist():
             assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, line
         else:
             assert words[0] in {"pip", "git", "cd", "python", "nox"}, line
+            assert all((ROOT / word).exists() for word in words if word.startswith(("benchmarks/", "examples/"))), line
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)

@@ -10,7 +10,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO, SAC, TD3
-from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
 from tests.paths import ready
@@ -136,20 +135,6 @@ def test_sb3_reads_our_saved_model_where_this_package_is_not_installed(tmp_path)
 def test_policy_classes_of_sb3_become_ours(name, space, ours):
     algorithm = model(LineEnv(space), TD3.policy_aliases[name], buffer_size=10)
     assert algorithm.policy_class is type(algorithm.policy) is ours
-
-
-def test_a_users_own_td3policy_is_accepted():
-    class OwnPolicy(TD3.policy_aliases["MlpPolicy"]):
-        pass
-
-    algorithm = model(policy=OwnPolicy).learn(40)
-    assert type(algorithm.policy) is OwnPolicy
-    assert algorithm._n_updates > 0
-
-
-def test_an_action_noise_object_is_used_as_it_is():
-    noise = NormalActionNoise(np.zeros(1), np.full(1, 0.3))
-    assert model(action_noise=noise).action_noise is noise
 
 
 def test_arguments_of_the_policy_that_are_no_dict_are_refused():

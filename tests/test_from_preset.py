@@ -21,7 +21,9 @@ Pendulum-v1:
   n_envs: 2
   gamma: 0.9
   normalize: {norm_reward: false}
-  env_wrapper: {gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}}
+  env_wrapper:
+    - gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}
+    - gymnasium.wrappers.FlattenObservation
   policy_kwargs: {net_arch: [8]}
 """
 
@@ -34,7 +36,7 @@ def own(tmp_path):
 
 
 def rescaled():
-    return gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1)
+    return gym.wrappers.FlattenObservation(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))
 
 
 def test_an_environment_without_a_name_needs_an_entry_named_default(tmp_path):

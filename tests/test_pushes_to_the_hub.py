@@ -146,7 +146,13 @@ class TestTheRepository:
 class TestPull:
     @pytest.fixture
     def snapshot(self, remote, monkeypatch):
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo_id, allow_patterns: str(remote / repo_id))
+        def download(repo_id, allow_patterns):
+            for path in (remote / repo_id).iterdir():
+                if not any(path.match(pattern) for pattern in allow_patterns):
+                    path.unlink()
+            return str(remote / repo_id)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         return remote / REPO
 
     def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(

@@ -6,6 +6,7 @@ import json
 import tempfile
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -277,12 +278,12 @@ def test_another_thread_can_save_while_the_model_trains(tmp_path):
         while not is_over.is_set():
             algorithm.save(tmp_path / "model")
 
-    thread = threading.Thread(target=save_again_and_again)
-    thread.start()
-    try:
-        algorithm.learn(200)
-    finally:
-        is_over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save_again_and_again)
+        try:
+            algorithm.learn(200)
+        finally:
+            is_over.set()
+    saving.result()
     assert isinstance(algorithm.noise_generator, th.Generator)
     assert isinstance(TD3X.load(tmp_path / "model"), TD3X)

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run
+from sb3_td3x.checkpoint import TD3XCheckpointCallback, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import STEPS, assert_same_run, saved_steps, seeded
 from tests.tools import LineEnv, model
@@ -192,9 +192,3 @@ class TestWhenItSaves:
     def test_an_invalid_frequency_is_refused(self, often, tmp_path):
         with pytest.raises(ValueError, match="save_freq must be"):
             TD3XCheckpointCallback(often, tmp_path)
-
-    def test_the_last_ones_are_kept_and_a_finished_run_can_be_extended(self, tmp_path):
-        model(seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
-        assert saved_steps(tmp_path) == [40, 60]
-        assert Store(tmp_path).checkpoints()[-1].is_finished
-        assert resume_run(tmp_path, seeded()).learn(90, resume=True).num_timesteps == 90

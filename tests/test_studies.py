@@ -20,7 +20,7 @@ from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment, runners
 from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, read, train_td3x
 from tests.commands import stop_after
-from tests.studies import SHORT, made, saved_steps, study
+from tests.studies import SHORT, here, made, saved_steps, study
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
@@ -134,7 +134,6 @@ class TestFile:
 
     @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
     def test_a_cluster_that_does_not_answer_is_said_not_to(self, address):
-        pytest.importorskip("ray")
         with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}"):
             runners.on_ray(address)
 
@@ -276,7 +275,7 @@ class TestResuming:
         assert "a,b" not in (remains.parent / "progress.csv").read_text()
         assert all(file.read_text() == "by hand" for file in by_hand)
 
-    def test_a_damaged_run_fails_alone_and_does_not_start_again(self, tmp_path, monkeypatch):
+    def test_a_damaged_run_fails_alone_and_does_not_start_again(self, tmp_path, monkeypatch, called_and_heard):
         runs = study(tmp_path / "s.yml", seeds=[0, 1, 2])
         stop_after(monkeypatch, 120)
         made(runs, tmp_path)
@@ -290,6 +289,10 @@ class TestResuming:
         assert "manifest.json is missing" in outcomes[0].error
         assert "args.yml cannot be read" in outcomes[1].error
         assert outcomes[2].is_finished
+        monkeypatch.setattr(runners, "local", lambda jobs: here)
+        code, printed = called_and_heard("study", tmp_path / "s.yml", "--out", tmp_path)
+        assert (code, printed.out.count(" failed: ")) == (1, 2)
+        assert "1 of 3 runs are done" in printed.out
 
     def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])

@@ -150,7 +150,7 @@ class TestDrivers:
         assert code == 2
         assert f"is being written by process {os.getpid()}" in printed
 
-    def test_ctrl_c_then_a_kill_then_the_same_command_finishes(self, tmp_path, called_and_heard):
+    def test_ctrl_c_then_a_kill_then_the_same_study_on_ray_finishes(self, tmp_path, called_and_heard):
         runs = study(tmp_path / "s.yml")
         out = tmp_path / "out"
         command = ("study", tmp_path / "s.yml", "--jobs", 2, "--out", out)
@@ -170,7 +170,9 @@ class TestDrivers:
         process = started_until(400)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert "2 of 2 runs are done" in called_and_heard(*command)[1].out
+        on_ray = ("study", tmp_path / "s.yml", "--ray", "local", "--out", out)
+        assert "2 of 2 runs are done" in called_and_heard(*on_ray)[1].out
+        assert (out / "summary.csv").read_text().count("\n") == 3
         assert "done before: 2" in called_and_heard(*command)[1].out
         assert [attempts(out, run) for run in runs] == [[0, 200, 400]] * 2
 

@@ -84,7 +84,7 @@ class TestKilled:
 
 
 class TestFullDisk:
-    def test_names_the_file_and_keeps_the_last_checkpoint(self, tmp_path, monkeypatch):
+    def test_names_the_place_and_keeps_the_last_checkpoint(self, tmp_path, monkeypatch):
         folder = tmp_path / "run"
         learner = model(seeded(), seed=1)
         learner.learn(40, TD3XCheckpointCallback(20, folder))

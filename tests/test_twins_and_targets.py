@@ -15,13 +15,6 @@ def test_twins_start_different_and_targets_start_equal():
         assert largest_difference(target.state_dict(), source.state_dict()) == 0
 
 
-def test_twins_stay_different(path):
-    algorithm = without_output(model(accelerate=path, batch_size=8))
-    train_on(algorithm, range(50))
-    first, second = (network(th.ones(1, 4)).item() for network in algorithm.critic.q_networks)
-    assert first != second
-
-
 def test_targets_receive_no_gradient_and_no_optimizer_step(path):
     algorithm = without_output(model(tau=0.0, accelerate=path, batch_size=8))
     before = weights(algorithm)

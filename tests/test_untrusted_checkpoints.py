@@ -71,14 +71,6 @@ class TestAnUntrustedCheckpoint:
         assert list((run.parent / "Other_1").iterdir()) == []
         assert any(run.glob("events.out.tfevents.*"))
 
-    def test_does_not_say_where_to_write(self, run):
-        """What is a callback's file and where it belongs is known by the callbacks of this process."""
-        newest = Store(run).checkpoints()[-1].path
-        shutil.copy(newest / "EvalCallback[0].0", newest / "mine")
-        forge(run, lambda manifest, state: manifest["files"].update(mine=files.describe(newest / "mine")))
-        resume_run(run, seeded()).learn(60, resume=True)
-        assert (run.parent / "mine").read_text() == "my work\n"
-
     def test_sets_nothing_of_a_callback_but_its_state(self, run):
         theirs = {"save_path": str(run.parent), "log_path": str(run.parent / "mine"), "model": None}
         forge(run, lambda manifest, state: [saved["attributes"].update(theirs) for saved in state["callbacks"].values()])

@@ -86,7 +86,7 @@ def canary(tmp_path):
     yield tmp_path / "canary"
     assert not (tmp_path / "canary").exists()
     assert ReplayBuffer.add is adder
-    assert "x" not in copyreg._extension_registry
+    assert ("os", "system") not in copyreg._extension_registry
 
 
 def test_the_attacks_would_work_with_sb3s_own_loading(tmp_path):

@@ -10,7 +10,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
 from tests.tools import LineEnv, Samples, largest_difference, model, weights
@@ -96,7 +96,7 @@ def test_training_until_a_callback_stops_it():
     assert algorithm.num_timesteps == 40
 
 
-@pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
+@pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv, lambda makers: VecFrameStack(DummyVecEnv(makers), 2)])
 def test_several_environments_and_as_many_updates_as_steps(vec_env):
     env = vec_env([LineEnv, LineEnv])
     algorithm = trains(model(env, gradient_steps=-1))

@@ -61,7 +61,7 @@ def save_run(
     :param keep_last: checkpoints to keep, this one among them
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
     :param with_replay_buffer: ``False`` saves everything else: a small checkpoint, after which a buffer has to be filled again
-    :raises CheckpointError: naming the file that cannot be written (the disk may be full), a state that cannot be saved, or
+    :raises CheckpointError: naming what cannot be written (the disk may be full), a state that cannot be saved, or
         another run's checkpoint, which is left alone
     :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; before ``learn`` has
         begun with the model's environments; for a prefix that begins with a dot or names another folder; for a model that is

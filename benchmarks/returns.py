@@ -8,7 +8,7 @@ Usage: ``python benchmarks/returns.py FILE.yml [--jobs 2] [--ray ADDRESS] [--onl
 
 import argparse
 import signal
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,7 +83,8 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         asked = options.get("kernels", "default")
         check_choice("kernels", asked, ("default", "fastest"))
         kernels = precision.choose_matrix_kernels() if asked == "fastest" else "default"
-        with precision.matrix_kernels(kernels), stopping_on_signal(saving.save_and_stop):
+        flushed = precision.denormals_flushed() if asked == "fastest" else nullcontext()
+        with precision.matrix_kernels(kernels), flushed, stopping_on_signal(saving.save_and_stop):
             model.learn(options["steps"], [evaluation, saving], resume=bool(saved))
     return model.num_timesteps >= options["steps"]
 

@@ -14,6 +14,8 @@ from tests.tools import model
 # Inductor's C++ without optimization, here and in processes that tests start: a program is made in two thirds of the time. The
 # tests that compare a fast path with SB3's and over fifty updates have the code that users have (`optimized`).
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
+# What tests expect was computed on a CPU, which is "auto" then
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 # Files with long tests, or with fixtures that all their tests share. They come first: at the end xdist's workers take tests

@@ -356,13 +356,14 @@ class TestSaysWhatIsNotExact:
         resumed._get_updater()._declined, resumed._on_resume = "no program can be made", None
         assert save_run(resumed, tmp_path).manifest["machine"]["update path"] == "plain"
 
-    def test_a_model_on_the_cpu_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
+    def test_a_run_on_the_cpu_goes_on_there_and_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
         monkeypatch.setattr(th.cuda, "is_available", lambda: True)
         monkeypatch.setattr(th.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(th.cuda, "get_rng_state_all", lambda: pytest.fail("it sets every GPU up"))
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resumed = resume_run(tmp_path, seeded())
         monkeypatch.undo()
-        assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
+        assert resumed.learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
     def test_a_seed_would_have_no_effect_and_is_refused(self, tmp_path):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))

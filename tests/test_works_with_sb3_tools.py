@@ -233,7 +233,7 @@ def test_networks_follow_a_replaced_policy():
     trains(algorithm)
 
 
-@pytest.mark.skipif(not th.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.skipif(not th.cuda.is_available(), reason="no GPU: CUDA_VISIBLE_DEVICES=0 pytest -k cuda")
 def test_cuda_makes_the_cpus_updates():
     results = []
     for device in ("cpu", "cuda"):

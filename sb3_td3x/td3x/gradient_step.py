@@ -269,7 +269,7 @@ _EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_h
 @th.no_grad()
 def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, th.Tensor]) -> bool:
     """
-    Take Adam's or AdamW's fused step on a CPU without the bookkeeping of ``Optimizer.step``, which takes half as long again.
+    Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again.
 
     The option ``fused`` is not set in the optimizers, so that they are saved as SB3's.
 
@@ -285,7 +285,7 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         or group.get("differentiable")
         for group in optimizer.param_groups
     )
-    if has_choice or next(iter(gradients)).device.type != "cpu":
+    if has_choice:
         return False
     for group in optimizer.param_groups:
         parameters = [parameter for parameter in group["params"] if parameter in gradients]
@@ -295,8 +295,10 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         states = [optimizer.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
-                state["step"] = th.zeros((), dtype=th.float32, device="cpu")
+                state["step"] = th.zeros((), dtype=th.float32, device=parameter.device)
                 state.update({name: th.zeros_like(parameter) for name in names})
+            elif state["step"].device != parameter.device:  # where torch keeps it for its other steps
+                state["step"] = state["step"].to(parameter.device)
         moments = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]
         th._foreach_add_(steps, 1)

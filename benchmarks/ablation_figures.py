@@ -1,13 +1,16 @@
 """The tables of docs/ablations.md: what each change was worth, from the short runs on tuning seeds."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import yaml
 from results import AVERAGES, TUNING_SEEDS, VALUES, Runs, last, runs, score
 
+BENCHMARKS = Path(__file__).parent
 WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
 
 
@@ -21,25 +24,20 @@ class Change(NamedTuple):
 
 
 QUANTILES, EMBEDDED = "q25-tau0.02", "q25-tau0.02-sale64-targetnoise0.1"
-SCALAR_256, QUANTILES_256 = "scalar-tau0.02-net256", "q25-tau0.02-net256"
 CHANGES = (
     Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "dropped"),
     Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "dropped"),
-    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "an option"),
-    Change("exploration noise from 0.5 to 0.1, with embeddings", f"{EMBEDDED}-noise0.5to0.1", EMBEDDED, "dropped"),
     Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
     Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
     Change("TD3's critics, tau 0.005, batch 256, as rl-zoo3's TD3", "scalar-tau0.005-batch256", QUANTILES, "an option"),
-    Change("TD3's critics, not quantiles, 256-256", SCALAR_256, QUANTILES_256, "an option"),
-    Change("256-256, not 400-300", QUANTILES_256, QUANTILES, "an option"),
+    Change("256-256, not 400-300", "q25-tau0.02-net256", QUANTILES, "an option"),
     Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),
     Change("no quantile dropped, not 2", "q25-tau0.02-drop0", QUANTILES, "an option"),
     Change("5 quantiles dropped, not 2", "q25-tau0.02-drop5", QUANTILES, "an option"),
     Change("actor and targets at every update", "q25-tau0.02-delay1", QUANTILES, "an option"),
     Change("returns of three steps", "q25-tau0.02-nstep3", QUANTILES, "an option"),
     Change("two updates per step", "q25-tau0.02-steps2", QUANTILES, "an option"),
-    Change("two updates per step, batches of 64", "q25-tau0.02-batch64-steps2", QUANTILES, "an option"),
     Change("learning rate 3e-4, not 7e-4", "q25-tau0.02-lr3e-4", QUANTILES, "an option"),
     Change("prioritized replay (LAP)", "q25-tau0.02-lap", QUANTILES, "an option"),
     Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "dropped"),
@@ -115,6 +113,33 @@ def _each_end(found: Runs, setting: str, task: str) -> str:
     return ", ".join(f"{score:.0f} ({seed})" for seed, score in sorted(_scores(found, setting, task).items())) or "-"
 
 
+def effects_table() -> str:
+    """What each factor of ``gpu_screen.yml`` is worth at the end of the runs, by least squares, as Markdown."""
+    factors = list(yaml.safe_load((BENCHMARKS / "gpu_screen.yml").read_text())["factors"])
+    with (BENCHMARKS / "results" / "gpu_screen.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "training"]
+    ends = sorted({int(row["steps"]) for row in rows})[-2:]
+    settings = sorted({row["setting"] for row in rows})
+    scores = np.array([
+        [
+            np.mean([float(row["score"]) for row in rows
+                     if (row["setting"], row["task"]) == (setting, task) and int(row["steps"]) in ends])
+            for task in TASKS
+        ] for setting in settings
+    ])  # fmt: skip
+    levels = np.array([[1, *(1 if factor in setting.split(" + ") else -1 for factor in factors)] for setting in settings])
+    effects, rest, _, _ = np.linalg.lstsq(levels, scores, rcond=None)
+    chance = 2 * np.sqrt(rest / (len(settings) - levels.shape[1]) / len(settings))
+    lines = [f"| change | {' | '.join(TASKS)} | mean, % |", "|---" * (len(TASKS) + 2) + "|"]
+    for name, worth in zip(factors, 2 * effects[1:], strict=True):
+        lines.append(
+            f"| {name} | {' | '.join(f'{value:+.0f}' for value in worth)} | {100 * np.mean(worth / effects[0]):+.0f} |"
+        )
+    share = 100 * np.sqrt(np.sum((chance / effects[0]) ** 2)) / len(TASKS)
+    lines.append(f"| *by chance (standard error)* | {' | '.join(f'{value:.0f}' for value in chance)} | {share:.0f} |")
+    return "\n".join(lines)
+
+
 def screening_table(found: Runs) -> str:
     """The short runs on tuning seeds, as Markdown."""
     marks = (50_000, 100_000, 150_000, 200_000, 300_000)
@@ -158,3 +183,4 @@ def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
     """Fill the page's tables."""
     fill(page, "ablation table", ablation_table(runs()))
     fill(page, "recipe table", recipe_table(runs()))
+    fill(page, "effects table", effects_table())

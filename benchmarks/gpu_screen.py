@@ -1,0 +1,431 @@
+"""
+Try changes of the PyBullet preset in 48 short runs at a time: on one GPU, with a batched TD3 whose updates are TD3X's.
+
+Every factor of ``gpu_screen.yml`` is in half of twelve settings (Plackett and Burman 1946,
+https://doi.org/10.1093/biomet/33.4.305), so that all runs tell about each; columns of the plan without a factor tell how large
+an effect is by chance. All runs take their steps together. The updates that follow a step are made during the next one, which
+they do not yet know.
+Usage: ``python benchmarks/gpu_screen.py [--check] [--seconds 570]``. ``--check`` needs no GPU: it compares the updates.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+import yaml
+from bullet_steps import ACTIONS, OBSERVATIONS, TASKS, Exchange
+from torch.nn import functional as F
+
+HERE = Path(__file__).parent
+OUT = HERE / "results" / "gpu_screen.csv"
+BIN = 25_000  # steps
+HIDDEN = (400, 300)
+ROW = 2 * OBSERVATIONS + ACTIONS + 2
+"""A transition: observation, action, next observation, reward, whether it terminated."""
+Episode = tuple[int, int, float, int]
+"""The step at which it ended, the environment's row, its score and its length."""
+FIRST = "++-+++---+-"  # of the plan's rows; the others are its rotations, and one without any factor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """By default that of the preset."""
+
+    rate: float = 7e-4
+    held: float = 0.0  # share of the run after which the rate falls, to 0 at the end
+    gamma: float = 0.98
+    batch: int = 128
+    tau: float = 0.02
+    buffer: int = 1_000_000
+    starts: int = 10_000
+    quantiles: int = 25
+    drop: int = 2
+    noise: float = 0.1
+    target_noise: float = 0.2
+
+
+def design() -> np.ndarray:
+    """``(12, 11)`` of -1 and 1: which settings have which factors."""
+    rows = [[1 if FIRST[(column - row) % 11] == "+" else -1 for column in range(11)] for row in range(11)]
+    return np.array([*rows, [-1] * 11])
+
+
+def forward(layers: list[th.Tensor], x: th.Tensor) -> th.Tensor:
+    """As many networks with ReLU as the first axis has entries, of weights and biases in turn: ``(networks, batch, size)``."""
+    for place in range(0, len(layers), 2):
+        x = th.baddbmm(layers[place + 1], F.relu(x) if place else x, layers[place])
+    return x
+
+
+def twice(x: th.Tensor) -> th.Tensor:
+    """Each entry of the first axis for two critics."""
+    return x[:, None].expand(-1, 2, -1, -1).reshape(2 * len(x), *x.shape[1:])
+
+
+class Adam:
+    def __init__(self, parameters: list[th.Tensor]):
+        self.parameters = parameters
+        self.moments = [[th.zeros_like(parameter) for parameter in parameters] for _ in range(2)]
+        self.steps = [th.zeros((), device=parameter.device) for parameter in parameters]
+
+    @th.no_grad()
+    def step(self, gradients: Any, rate: th.Tensor) -> None:
+        th._foreach_add_(self.steps, 1)
+        th._fused_adam_(
+            self.parameters, list(gradients), *self.moments, [], self.steps,
+            lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+class Runs:
+    """Replay buffers and actors of all runs: ``tasks`` of each of the settings, in this order."""
+
+    def __init__(self, settings: list[Setting], tasks: list[str], steps: int, device: str):
+        self.groups = [Group(setting, tasks, 10 + number, device) for number, setting in enumerate(settings)]
+        each = [setting for setting in settings for _ in tasks]
+        self.count = count = len(each)
+        self.limits = th.tensor([min(setting.buffer, steps) for setting in each], device=device)
+        longest = int(self.limits.max())
+        self.rows = th.zeros(count * longest, ROW, device=device)
+        self.offsets = th.arange(count, device=device) * longest
+        self.place, self.size = (th.zeros(count, dtype=th.long, device=device) for _ in range(2))
+        self.noise = th.tensor([setting.noise for setting in each], device=device)[:, None]
+        self.random = th.ones(count, 1, device=device)
+        self.before = th.zeros(count, OBSERVATIONS, device=device)
+        self.action = th.zeros(count, ACTIONS, device=device)
+        self.mask = th.cat([group.mask for group in self.groups])
+        self.actor = [th.cat([p.detach() for p in layers]) for layers in zip(*[g.actor for g in self.groups], strict=True)]
+        for number, group in enumerate(self.groups):
+            mine = group.slice = slice(number * len(tasks), (number + 1) * len(tasks))
+            group.actor = [p[mine].detach().requires_grad_() for p in self.actor]
+            group.adams["actor"] = Adam(group.actor)
+            group.rows, group.offsets = self.rows, self.offsets[mine, None]
+            group.size, group.last = self.size[mine, None], self.limits[mine, None] - 1
+
+    @th.no_grad()
+    def act(self, incoming: th.Tensor, outgoing: th.Tensor) -> None:
+        """
+        Store the last transitions and choose the next actions.
+
+        :param incoming: next and present observation, reward and termination; first of all environments that train
+        :param outgoing: filled with actions, for evaluation without noise
+        """
+        o, count = OBSERVATIONS, self.count
+        train = incoming[:count]
+        row = th.cat([self.before, self.action, train[:, :o], train[:, 2 * o :]], dim=1)
+        self.rows.index_copy_(0, self.offsets + self.place, row)
+        self.place.copy_((self.place + 1) % self.limits)
+        self.size.copy_(th.minimum(self.size + 1, self.limits))
+        self.before.copy_(train[:, o : 2 * o])
+        seen = incoming[:, o : 2 * o].view(2, count, o).transpose(0, 1).contiguous()
+        actions = forward(self.actor, seen).tanh() * self.mask
+        noisy = (actions[:, 0] + self.noise * th.randn_like(self.action)).clamp(-1, 1)
+        self.action.copy_(th.where(self.random > 0, 2 * th.rand_like(noisy) - 1, noisy) * self.mask[:, 0])
+        outgoing[:count].copy_(self.action)
+        outgoing[count:].copy_(actions[:, 1])
+
+
+class Group:
+    """The networks of one setting, a run per task in the first axis, and for critics two of each."""
+
+    rows: th.Tensor
+    offsets: th.Tensor
+    size: th.Tensor
+    last: th.Tensor
+    slice: slice
+
+    def __init__(self, setting: Setting, tasks: list[str], seed: int, device: str):
+        self.setting, self.tasks, self.device = setting, tasks, device
+        generator = th.Generator().manual_seed(seed)
+
+        def network(inputs: list[int], sizes: tuple[int, ...]) -> list[th.Tensor]:
+            layers, used = [], th.tensor(inputs)
+            for size_in, size_out in pairwise(sizes):
+                bound = 1 / math.sqrt(len(used))  # as in torch's Linear
+                weight, bias = th.zeros(size_in, size_out), th.empty(1, size_out)
+                weight[used] = th.empty(len(used), size_out).uniform_(-bound, bound, generator=generator)
+                layers += [weight, bias.uniform_(-bound, bound, generator=generator)]
+                used = th.arange(size_out)
+            return layers
+
+        actors, critics = [], []
+        for task in tasks:
+            observed, acted = list(range(TASKS[task][0])), [OBSERVATIONS + place for place in range(TASKS[task][1])]
+            actors.append(network(observed, (OBSERVATIONS, *HIDDEN, ACTIONS)))
+            critics += [network(observed + acted, (OBSERVATIONS + ACTIONS, *HIDDEN, setting.quantiles)) for _ in range(2)]
+        self.actor, self.critic = (
+            [th.stack(layer).to(device).requires_grad_() for layer in zip(*networks, strict=True)]
+            for networks in (actors, critics)
+        )
+        self.actor_target, self.critic_target = ([p.detach().clone() for p in net] for net in (self.actor, self.critic))
+        self.adams = {"actor": Adam(self.actor), "critic": Adam(self.critic)}
+        self.rate = th.tensor(setting.rate, device=device)
+        self.mask = th.zeros(len(tasks), 1, ACTIONS, device=device)
+        for number, task in enumerate(tasks):
+            self.mask[number, :, : TASKS[task][1]] = 1
+
+    def sample(self) -> tuple[th.Tensor, th.Tensor]:
+        """Transitions ``(runs, batch, ROW)`` and standard normal numbers ``(runs, batch, ACTIONS)``."""
+        runs, batch = len(self.tasks), self.setting.batch
+        index = th.minimum((th.rand(runs, batch, device=self.device) * self.size).long(), self.last) + self.offsets
+        rows = self.rows.index_select(0, index.view(-1)).view(runs, batch, ROW)
+        return rows, th.randn(runs, batch, ACTIONS, device=self.device)
+
+    def update_after(self, step: int, acted: Any) -> None:
+        """Start the update after a step, if there is one, as soon as the step's actions are chosen."""
+        starts = self.setting.starts
+        if step > starts + 1:
+            with th.cuda.stream(self.stream):
+                self.stream.wait_event(acted)
+                self.graphs[(step - starts) % 2].replay()
+                self.updated.record()
+            th.cuda.current_stream().wait_event(self.updated)
+
+    def update(self, with_actor: bool, rows: th.Tensor | None = None, noise: th.Tensor | None = None) -> None:
+        if rows is None or noise is None:
+            rows, noise = self.sample()
+        setting, o, a, runs = self.setting, OBSERVATIONS, ACTIONS, len(self.tasks)
+        observations, actions, following = rows[..., :o], rows[..., o : o + a], rows[..., o + a : 2 * o + a]
+        rewards, dones, n = rows[..., -2:-1], rows[..., -1:], setting.quantiles
+        with th.no_grad():
+            clipped = (noise * setting.target_noise).clamp(-0.5, 0.5)
+            smoothed = (forward(self.actor_target, following).tanh() + clipped).clamp(-1, 1) * self.mask
+            values = forward(self.critic_target, twice(th.cat([following, smoothed], 2)))
+            pool = values.view(runs, 2, setting.batch, n).transpose(1, 2).reshape(runs, setting.batch, 2 * n)
+            kept = pool.amin(2, keepdim=True) if n == 1 else pool.sort(2).values[..., : 2 * (n - setting.drop)]
+            target = rewards + (1 - dones) * setting.gamma * kept
+        estimates = forward(self.critic, twice(th.cat([observations, actions], 2)))
+        with th.no_grad():  # the derivatives of the losses by the estimates
+            if n == 1:
+                slopes = 2 * (estimates - twice(target)) / setting.batch
+            else:
+                m = target.shape[2]
+                errors = target.view(runs, 1, setting.batch, 1, m) - estimates.view(runs, 2, setting.batch, n, 1)
+                fractions = ((th.arange(n, device=self.device) + 0.5) / n).view(n, 1)
+                weights = th.where(errors > 0, fractions, 1 - fractions)
+                slopes = -(weights * errors.clamp(-1, 1)).sum(4).view_as(estimates) / (2 * setting.batch * n * m)
+        self.adams["critic"].step(th.autograd.grad(estimates, self.critic, slopes), self.rate)
+        if with_actor:
+            inputs = th.cat([observations, forward(self.actor, observations).tanh() * self.mask], 2)
+            critic = [p.detach() for p in self.critic]
+            # TD3's actor follows the first critic, that of quantile critics their mean
+            values = forward([p[0::2] for p in critic], inputs) if n == 1 else forward(critic, twice(inputs)) / 2
+            self.adams["actor"].step(th.autograd.grad(-values.mean((1, 2)).sum(), self.actor), self.rate)
+            with th.no_grad():
+                th._foreach_lerp_(self.critic_target, [p.detach() for p in self.critic], setting.tau)
+                th._foreach_lerp_(self.actor_target, [p.detach() for p in self.actor], setting.tau)
+
+    def record(self) -> None:
+        """Make the CUDA graphs of an update without and with the actor. Warming up changes nothing that lasts."""
+        tensors = [*self.actor, *self.critic, *self.actor_target, *self.critic_target]
+        for adam in self.adams.values():
+            tensors += [*adam.moments[0], *adam.moments[1], *adam.steps]
+        saved = [tensor.detach().clone() for tensor in tensors]
+        self.stream, self.updated = th.cuda.Stream(), th.cuda.Event()
+        self.graphs = [recorded(partial(self.update, with_actor), self.stream) for with_actor in (False, True)]
+        with th.no_grad():
+            th._foreach_copy_([tensor.detach() for tensor in tensors], saved)
+
+
+def recorded(function: Callable[[], None], stream: Any) -> Any:
+    with th.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    th.cuda.synchronize()
+    graph = th.cuda.CUDAGraph()
+    with th.cuda.graph(graph, stream=stream):
+        function()
+    th.cuda.synchronize()
+    return graph
+
+
+def shared_out(tasks: list[str], workers: int) -> list[int]:
+    """The worker of each environment, the slow ones first to those that have least to do."""
+    load, owners = [0.0] * workers, [0] * len(tasks)
+    for row in sorted(range(len(tasks)), key=lambda row: -TASKS[tasks[row]][2]):
+        owners[row] = load.index(min(load))
+        load[owners[row]] += TASKS[tasks[row]][2]
+    return owners
+
+
+class Environments:
+    """Those of all runs in processes, of which each has a processor to itself; and a log of their episodes."""
+
+    def __init__(self, tasks: list[str], python: str):
+        workers = (os.cpu_count() or 2) - 1
+        owners = shared_out(tasks, workers)
+        envs = [(task, 10 + row, owner) for row, (task, owner) in enumerate(zip(tasks, owners, strict=True))]
+        envs += [(task, 1000 + seed, owner) for task, seed, owner in envs]  # for evaluation
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # files that are memory
+        path = f"{self.folder.name}/exchange"
+        self.exchange = Exchange(path, workers, len(envs), create=True)
+        Path(path + ".json").write_text(json.dumps({"envs": envs, "workers": workers}))
+        commands = [[python, str(HERE / "bullet_steps.py"), path, str(number)] for number in range(workers)]
+        self.processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
+        self.count, self.counted = len(envs), self.exchange.episodes.copy()
+        self.log: list[Episode] = []
+
+    def wait_until_they_are_there(self) -> None:
+        while (self.exchange.done[:, 0] != -1).any():
+            if any(process.poll() is not None for process in self.processes):
+                raise SystemExit("a worker has ended")
+            time.sleep(0.1)
+        os.sched_setaffinity(0, {0})  # the workers have the others
+
+    def read(self, into: np.ndarray) -> None:
+        o = OBSERVATIONS
+        into[:, :o], into[:, o : 2 * o] = self.exchange.next, self.exchange.now
+        into[:, -2], into[:, -1] = self.exchange.reward, self.exchange.terminated
+
+    def begin(self, step: int, actions: np.ndarray, evaluating: bool) -> None:
+        self.exchange.action[:] = actions
+        self.exchange.command[1] = evaluating
+        self.exchange.command[0] = step
+
+    def finish(self, step: int) -> None:
+        while not (self.exchange.done[:, 0] == step).all():
+            pass
+        if (self.exchange.episodes != self.counted).any():
+            for row in np.flatnonzero(self.exchange.episodes != self.counted):
+                self.log.append((step, int(row), float(self.exchange.score[row]), int(self.exchange.length[row])))
+            self.counted = self.exchange.episodes.copy()
+
+    def close(self) -> None:
+        self.exchange.command[0] = -1
+        for process in self.processes:
+            process.wait(20)
+
+
+def train(runs: Runs, steps: int, seconds: float, python: str, device: str = "cuda") -> list[Episode]:
+    """Make all runs; return their episodes."""
+    environments = Environments([task for group in runs.groups for task in group.tasks], python)
+    incoming = th.zeros(environments.count, 2 * OBSERVATIONS + 2, device=device)
+    outgoing = th.zeros(environments.count, ACTIONS, device=device)
+    pinned_in, pinned_out = incoming.cpu().pin_memory(), outgoing.cpu().pin_memory()
+    for group in runs.groups:
+        group.record()
+    acting, acted = recorded(partial(runs.act, incoming, outgoing), th.cuda.Stream()), th.cuda.Event()
+    environments.wait_until_they_are_there()
+    begin = time.perf_counter()
+    for step in range(1, steps + 1):
+        environments.read(pinned_in.numpy())
+        incoming.copy_(pinned_in, non_blocking=True)
+        acting.replay()
+        pinned_out.copy_(outgoing, non_blocking=True)
+        acted.record()
+        acted.synchronize()
+        if step == 1:  # what was stored so far are no transitions
+            runs.place.zero_()
+            runs.size.zero_()
+        environments.begin(step, pinned_out.numpy(), evaluating=step > 0.9 * steps)
+        for group in runs.groups:
+            if step % 100 == 1:
+                runs.random[group.slice].fill_(step < group.setting.starts)
+                group.rate.fill_(group.setting.rate * min(1.0, (1 - step / steps) / (1 - group.setting.held)))
+            group.update_after(step, acted)
+        environments.finish(step)
+        if step % 2500 == 0:
+            elapsed = time.perf_counter() - begin
+            print(f"{step} steps, {elapsed:.0f} s, {elapsed / step * 1e3:.2f} ms each", flush=True)
+            if elapsed > seconds:
+                break
+    environments.close()
+    return environments.log
+
+
+def write(log: list[Episode], names: list[str], tasks: list[str]) -> None:
+    """Mean scores of the episodes that ended in each part of a run, weighted with their length, and their number."""
+    parts: dict[tuple[Any, ...], list[tuple[float, int]]] = {}
+    for step, row, score, length in log:
+        kind, run = divmod(row, len(names) * len(tasks))
+        setting, task = divmod(run, len(tasks))
+        key = (names[setting], tasks[task], ("training", "evaluation")[kind], math.ceil(step / BIN) * BIN)
+        parts.setdefault(key, []).append((score, length))
+    with OUT.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["setting", "task", "kind", "steps", "score", "episodes"])
+        for key, found in sorted(parts.items()):
+            total = sum(length for _, length in found)
+            table.writerow([*key, round(sum(score * length for score, length in found) / total, 1), len(found)])
+
+
+def check() -> None:
+    """Print how far four updates of a run, one of a group of two, are from TD3X's."""
+    import gymnasium
+    from stable_baselines3.common.type_aliases import ReplayBufferSamples
+
+    from sb3_td3x import TD3X
+    from sb3_td3x.td3x.gradient_step import GradientStep
+
+    size, acts, _ = TASKS["Hopper"]
+    env: Any = gymnasium.Env()
+    env.observation_space = gymnasium.spaces.Box(-5, 5, (size,))
+    env.action_space = gymnasium.spaces.Box(-1, 1, (acts,))
+    inputs = [*range(size), *range(OBSERVATIONS, OBSERVATIONS + acts)]
+    for quantiles in (25, 1):
+        group = Group(Setting(quantiles=quantiles), ["Ant", "Hopper"], 0, "cpu")
+        model = TD3X("MlpPolicy", env, learning_rate=7e-4, gamma=0.98, batch_size=128, tau=0.02, n_quantiles=quantiles,
+                     policy_kwargs={"net_arch": [*HIDDEN]}, device="cpu")  # fmt: skip
+        policy: Any = model.policy
+        nets = [(getattr(policy, name).mu, getattr(group, name), 1, inputs[:size]) for name in ("actor", "actor_target")]
+        for number in (0, 1):
+            nets.append((policy.critic.q_networks[number], group.critic, 2 + number, inputs))
+            nets.append((policy.critic_target.q_networks[number], group.critic_target, 2 + number, inputs))
+        pairs: list[tuple[th.Tensor, Callable[[], th.Tensor]]] = []
+        for theirs, ours, run, used in nets:
+            for place, layer in enumerate(module for module in theirs if isinstance(module, th.nn.Linear)):
+                rows, columns = used if place == 0 else slice(None), slice(layer.out_features)
+                weight, bias = ours[2 * place], ours[2 * place + 1]
+                pairs.append((layer.weight, lambda w=weight, i=run, r=rows, c=columns: w[i][r][:, c].T))  # type: ignore[misc]
+                pairs.append((layer.bias, lambda b=bias, i=run, c=columns: b[i, 0, c]))  # type: ignore[misc]
+        with th.no_grad():
+            for parameter, value in pairs:
+                parameter.copy_(value())
+        step, settings = GradientStep(policy, "fp32"), model._update_settings()
+        step.prepare(128)
+        for number in range(1, 5):
+            rows, noise = th.randn(2, 128, ROW), th.randn(2, 128, ACTIONS)
+            rows[..., -1] = (rows[..., -1] > 1).float()
+            for begin, used_size, whole in ((0, size, OBSERVATIONS), (28, acts, ACTIONS), (36, size, OBSERVATIONS)):
+                rows[1, :, begin + used_size : begin + whole] = 0
+            hopper = rows[1]
+            batch = ReplayBufferSamples(hopper[:, :size], hopper[:, 28 : 28 + acts], hopper[:, 36 : 36 + size],
+                                        hopper[:, -1:], hopper[:, -2:-1])  # fmt: skip
+            step(batch, noise[1, :, :acts], settings, number % 2 == 0, number)
+            group.update(number % 2 == 0, rows, noise)
+        difference = max((parameter - value()).abs().max().item() for parameter, value in pairs)
+        print(f"{quantiles} quantiles: largest difference of a weight {difference:.0e}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare the updates with TD3X's")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time, also before all steps are made")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the environments' processes")
+    args = parser.parse_args()
+    if args.check:
+        return check()
+    plan = yaml.safe_load((HERE / "gpu_screen.yml").read_text())
+    factors, steps, tasks = plan["factors"], plan["steps"], list(TASKS)
+    chosen = [[name for name, level in zip(factors, row, strict=False) if level > 0] for row in design()]
+    settings = [Setting(**{key: value for name in names for key, value in factors[name].items()}) for names in chosen]
+    log = train(Runs(settings, tasks, steps, "cuda"), steps, args.seconds, args.python)
+    write(log, [" + ".join(names) or "none" for names in chosen], tasks)
+
+
+if __name__ == "__main__":
+    main()

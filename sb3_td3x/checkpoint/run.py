@@ -135,8 +135,8 @@ def resume_run(
     :param checkpoint: environment steps of the one to use; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``
     :param algorithm: the saved model's class. SB3's with ``Resumable`` before it are loaded as SB3 does: with ``trust`` only
-    :param kwargs: as for ``TD3X.load``: attributes to change, ``custom_objects``, and ``device``, by default the CPU if the
-        run was there
+    :param kwargs: as for ``TD3X.load``: attributes to change, ``custom_objects``, and ``device``, of which ``"auto"`` is the
+        CPU for a run that was there
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
     :raises ValueError: for a ``seed``
     """
@@ -146,8 +146,8 @@ def resume_run(
     saved = store.find(checkpoint)
     with as_checkpoint_error(saved.path / STATE):
         state = safe_pickle.loads((saved.path / STATE).read_bytes())
-        if not state["generators"]["cuda"]:
-            kwargs.setdefault("device", "cpu")  # "auto" would go on elsewhere, with other rounding
+        if kwargs.get("device", "auto") == "auto" and not state["generators"]["cuda"]:
+            kwargs["device"] = "cpu"  # not a GPU, whose rounding is another
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not trust:

@@ -235,7 +235,7 @@ class GradientStep:
             saved += self.tensors.critic_parameters
             saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
         copies = self._copies[with_actor]
-        if [(copy.shape, copy.dtype) for copy in copies] != [(tensor.shape, tensor.dtype) for tensor in saved]:
+        if [_layout(copy) for copy in copies] != [_layout(tensor) for tensor in saved]:
             copies = self._copies[with_actor] = [th.empty_like(tensor) for tensor in saved]
         if saved:
             th._foreach_copy_(copies, saved)
@@ -251,6 +251,10 @@ class GradientStep:
                 optimizer.state.update(state)
 
         return undo
+
+
+def _layout(tensor: th.Tensor) -> tuple[th.Size, th.dtype, th.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _laid_out_like(parameter: nn.Parameter, gradient: th.Tensor) -> th.Tensor:
@@ -285,7 +289,8 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         or group.get("differentiable")
         for group in optimizer.param_groups
     )
-    if has_choice:
+    kinds = {(parameter.device, parameter.dtype) for parameter in gradients}
+    if has_choice or len(kinds) > 1 or next(iter(gradients)).device.type not in ("cpu", "cuda"):
         return False
     for group in optimizer.param_groups:
         parameters = [parameter for parameter in group["params"] if parameter in gradients]
@@ -297,8 +302,11 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
             if not state:
                 state["step"] = th.zeros((), dtype=th.float32, device=parameter.device)
                 state.update({name: th.zeros_like(parameter) for name in names})
-            elif state["step"].device != parameter.device:  # where torch keeps it for its other steps
-                state["step"] = state["step"].to(parameter.device)
+            elif (state["step"].device, state["step"].dtype) != (
+                parameter.device,
+                th.float32,
+            ):  # as torch's other steps keep it
+                state["step"] = state["step"].to(parameter.device, th.float32)
         moments = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]
         th._foreach_add_(steps, 1)

@@ -27,10 +27,12 @@ QUANTILES, EMBEDDED = "q25-tau0.02", "q25-tau0.02-sale64-targetnoise0.1"
 CHANGES = (
     Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "dropped"),
     Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "dropped"),
+    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "an option"),
     Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
     Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
     Change("TD3's critics, tau 0.005, batch 256, as rl-zoo3's TD3", "scalar-tau0.005-batch256", QUANTILES, "an option"),
+    Change("TD3's critics, not quantiles, 256-256", "scalar-tau0.02-net256", "q25-tau0.02-net256", "an option"),
     Change("256-256, not 400-300", "q25-tau0.02-net256", QUANTILES, "an option"),
     Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),
     Change("no quantile dropped, not 2", "q25-tau0.02-drop0", QUANTILES, "an option"),
@@ -38,6 +40,7 @@ CHANGES = (
     Change("actor and targets at every update", "q25-tau0.02-delay1", QUANTILES, "an option"),
     Change("returns of three steps", "q25-tau0.02-nstep3", QUANTILES, "an option"),
     Change("two updates per step", "q25-tau0.02-steps2", QUANTILES, "an option"),
+    Change("two updates per step, batches of 64", "q25-tau0.02-batch64-steps2", QUANTILES, "an option"),
     Change("learning rate 3e-4, not 7e-4", "q25-tau0.02-lr3e-4", QUANTILES, "an option"),
     Change("prioritized replay (LAP)", "q25-tau0.02-lap", QUANTILES, "an option"),
     Change("LayerNorm in the critics", "q25-tau0.02-layernorm", QUANTILES, "dropped"),
@@ -117,7 +120,7 @@ def effects_table() -> str:
     """What each factor of ``gpu_screen.yml`` is worth at the end of the runs, by least squares, as Markdown."""
     factors = list(yaml.safe_load((BENCHMARKS / "gpu_screen.yml").read_text())["factors"])
     with (BENCHMARKS / "results" / "gpu_screen.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == "training"]
+        rows = list(csv.DictReader(file))
     ends = sorted({int(row["steps"]) for row in rows})[-2:]
     settings = sorted({row["setting"] for row in rows})
     scores = np.array([
@@ -127,16 +130,14 @@ def effects_table() -> str:
             for task in TASKS
         ] for setting in settings
     ])  # fmt: skip
+    scores = np.column_stack([scores, 100 * (scores / scores.mean(axis=0)).mean(axis=1)])
     levels = np.array([[1, *(1 if factor in setting.split(" + ") else -1 for factor in factors)] for setting in settings])
     effects, rest, _, _ = np.linalg.lstsq(levels, scores, rcond=None)
     chance = 2 * np.sqrt(rest / (len(settings) - levels.shape[1]) / len(settings))
     lines = [f"| change | {' | '.join(TASKS)} | mean, % |", "|---" * (len(TASKS) + 2) + "|"]
     for name, worth in zip(factors, 2 * effects[1:], strict=True):
-        lines.append(
-            f"| {name} | {' | '.join(f'{value:+.0f}' for value in worth)} | {100 * np.mean(worth / effects[0]):+.0f} |"
-        )
-    share = 100 * np.sqrt(np.sum((chance / effects[0]) ** 2)) / len(TASKS)
-    lines.append(f"| *by chance (standard error)* | {' | '.join(f'{value:.0f}' for value in chance)} | {share:.0f} |")
+        lines.append(f"| {name} | {' | '.join(f'{value:+.0f}' for value in worth)} |")
+    lines.append(f"| *standard error* | {' | '.join(f'{value:.0f}' for value in chance)} |")
     return "\n".join(lines)
 
 

@@ -23,12 +23,12 @@ TIME_LIMIT = 1000
 
 class Exchange:
     """
-    Arrays in shared memory, one row per environment: the first half trains, the second half evaluates.
+    Arrays in shared memory, one row per environment.
 
-    ``command`` is the number of the step that is asked for, -1 for none anymore, and whether the second half is to be stepped.
+    Processors that reorder writes (ARM) could read a number before the row that it announces.
     """
 
-    command: np.ndarray
+    command: np.ndarray  # number of the step that is asked for, -1 for none anymore
     done: np.ndarray  # number of the last step that each worker has made
     action: np.ndarray
     next: np.ndarray  # observation after the action; of an episode that ended, its last
@@ -155,14 +155,13 @@ def work(path: str, worker: int) -> None:
     for row, walker in mine:
         first = walker.reset()
         exchange.now[row, : len(first)] = first
-    number, exchange.done[worker, 0] = 0, -1
+    number, exchange.done[worker, 0], parent = 0, -1, os.getppid()
     while number >= 0:
         while exchange.command[0] == number:
-            pass
+            if os.getppid() != parent:
+                return
         number = int(exchange.command[0])
         for row, walker in mine if number >= 0 else []:
-            if row >= len(plan["envs"]) // 2 and not exchange.command[1]:
-                continue
             observation, exchange.reward[row], exchange.terminated[row] = walker.step(exchange.action[row])
             exchange.next[row, : len(observation)] = observation
             if exchange.terminated[row] or walker.steps == TIME_LIMIT:
@@ -198,4 +197,4 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    check() if sys.argv[1] == "--check" else work(sys.argv[1], int(sys.argv[2]))
+    check() if sys.argv[1:] == ["--check"] else work(sys.argv[1], int(sys.argv[2]))

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,6 +29,7 @@ import numpy as np
 import torch as th
 import yaml
 from bullet_steps import ACTIONS, OBSERVATIONS, TASKS, Exchange
+from results import versions
 from torch.nn import functional as F
 
 HERE = Path(__file__).parent
@@ -38,23 +40,20 @@ ROW = 2 * OBSERVATIONS + ACTIONS + 2
 """A transition: observation, action, next observation, reward, whether it terminated."""
 Episode = tuple[int, int, float, int]
 """The step at which it ended, the environment's row, its score and its length."""
+RATE, GAMMA, DROP, NOISE = 7e-4, 0.98, 2, 0.1  # of all settings
 FIRST = "++-+++---+-"  # of the plan's rows; the others are its rotations, and one without any factor
 
 
 @dataclass(frozen=True)
 class Setting:
-    """By default that of the preset."""
+    """By default that of the preset in runs of 500,000 steps."""
 
-    rate: float = 7e-4
     held: float = 0.0  # share of the run after which the rate falls, to 0 at the end
-    gamma: float = 0.98
     batch: int = 128
     tau: float = 0.02
     buffer: int = 1_000_000
     starts: int = 10_000
     quantiles: int = 25
-    drop: int = 2
-    noise: float = 0.1
     target_noise: float = 0.2
 
 
@@ -103,7 +102,6 @@ class Runs:
         self.rows = th.zeros(count * longest, ROW, device=device)
         self.offsets = th.arange(count, device=device) * longest
         self.place, self.size = (th.zeros(count, dtype=th.long, device=device) for _ in range(2))
-        self.noise = th.tensor([setting.noise for setting in each], device=device)[:, None]
         self.random = th.ones(count, 1, device=device)
         self.before = th.zeros(count, OBSERVATIONS, device=device)
         self.action = th.zeros(count, ACTIONS, device=device)
@@ -121,22 +119,19 @@ class Runs:
         """
         Store the last transitions and choose the next actions.
 
-        :param incoming: next and present observation, reward and termination; first of all environments that train
-        :param outgoing: filled with actions, for evaluation without noise
+        :param incoming: next and present observation, reward and termination
+        :param outgoing: filled with the actions
         """
-        o, count = OBSERVATIONS, self.count
-        train = incoming[:count]
-        row = th.cat([self.before, self.action, train[:, :o], train[:, 2 * o :]], dim=1)
+        o = OBSERVATIONS
+        row = th.cat([self.before, self.action, incoming[:, :o], incoming[:, 2 * o :]], dim=1)
         self.rows.index_copy_(0, self.offsets + self.place, row)
         self.place.copy_((self.place + 1) % self.limits)
         self.size.copy_(th.minimum(self.size + 1, self.limits))
-        self.before.copy_(train[:, o : 2 * o])
-        seen = incoming[:, o : 2 * o].view(2, count, o).transpose(0, 1).contiguous()
-        actions = forward(self.actor, seen).tanh() * self.mask
-        noisy = (actions[:, 0] + self.noise * th.randn_like(self.action)).clamp(-1, 1)
+        self.before.copy_(incoming[:, o : 2 * o])
+        actions = forward(self.actor, self.before[:, None]).tanh()[:, 0]
+        noisy = (actions + NOISE * th.randn_like(actions)).clamp(-1, 1)
         self.action.copy_(th.where(self.random > 0, 2 * th.rand_like(noisy) - 1, noisy) * self.mask[:, 0])
-        outgoing[:count].copy_(self.action)
-        outgoing[count:].copy_(actions[:, 1])
+        outgoing.copy_(self.action)
 
 
 class Group:
@@ -173,7 +168,7 @@ class Group:
         )
         self.actor_target, self.critic_target = ([p.detach().clone() for p in net] for net in (self.actor, self.critic))
         self.adams = {"actor": Adam(self.actor), "critic": Adam(self.critic)}
-        self.rate = th.tensor(setting.rate, device=device)
+        self.rate = th.tensor(RATE, device=device)
         self.mask = th.zeros(len(tasks), 1, ACTIONS, device=device)
         for number, task in enumerate(tasks):
             self.mask[number, :, : TASKS[task][1]] = 1
@@ -206,8 +201,8 @@ class Group:
             smoothed = (forward(self.actor_target, following).tanh() + clipped).clamp(-1, 1) * self.mask
             values = forward(self.critic_target, twice(th.cat([following, smoothed], 2)))
             pool = values.view(runs, 2, setting.batch, n).transpose(1, 2).reshape(runs, setting.batch, 2 * n)
-            kept = pool.amin(2, keepdim=True) if n == 1 else pool.sort(2).values[..., : 2 * (n - setting.drop)]
-            target = rewards + (1 - dones) * setting.gamma * kept
+            kept = pool.amin(2, keepdim=True) if n == 1 else pool.sort(2).values[..., : 2 * (n - DROP)]
+            target = rewards + (1 - dones) * GAMMA * kept
         estimates = forward(self.critic, twice(th.cat([observations, actions], 2)))
         with th.no_grad():  # the derivatives of the losses by the estimates
             if n == 1:
@@ -242,6 +237,7 @@ class Group:
 
 
 def recorded(function: Callable[[], None], stream: Any) -> Any:
+    th.cuda.synchronize()
     with th.cuda.stream(stream):
         for _ in range(3):
             function()
@@ -269,7 +265,6 @@ class Environments:
         workers = (os.cpu_count() or 2) - 1
         owners = shared_out(tasks, workers)
         envs = [(task, 10 + row, owner) for row, (task, owner) in enumerate(zip(tasks, owners, strict=True))]
-        envs += [(task, 1000 + seed, owner) for task, seed, owner in envs]  # for evaluation
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # files that are memory
         path = f"{self.folder.name}/exchange"
         self.exchange = Exchange(path, workers, len(envs), create=True)
@@ -279,11 +274,16 @@ class Environments:
         self.count, self.counted = len(envs), self.exchange.episodes.copy()
         self.log: list[Episode] = []
 
-    def wait_until_they_are_there(self) -> None:
-        while (self.exchange.done[:, 0] != -1).any():
-            if any(process.poll() is not None for process in self.processes):
+    def wait_for(self, number: int) -> None:
+        """Until all workers are at a step; -1 is before the first."""
+        spins = 0
+        while not (self.exchange.done[:, 0] == number).all():
+            spins += 1
+            if spins % 100_000 == 0 and any(process.poll() is not None for process in self.processes):
                 raise SystemExit("a worker has ended")
-            time.sleep(0.1)
+
+    def wait_until_they_are_there(self) -> None:
+        self.wait_for(-1)
         os.sched_setaffinity(0, {0})  # the workers have the others
 
     def read(self, into: np.ndarray) -> None:
@@ -291,14 +291,12 @@ class Environments:
         into[:, :o], into[:, o : 2 * o] = self.exchange.next, self.exchange.now
         into[:, -2], into[:, -1] = self.exchange.reward, self.exchange.terminated
 
-    def begin(self, step: int, actions: np.ndarray, evaluating: bool) -> None:
+    def begin(self, step: int, actions: np.ndarray) -> None:
         self.exchange.action[:] = actions
-        self.exchange.command[1] = evaluating
         self.exchange.command[0] = step
 
     def finish(self, step: int) -> None:
-        while not (self.exchange.done[:, 0] == step).all():
-            pass
+        self.wait_for(step)
         if (self.exchange.episodes != self.counted).any():
             for row in np.flatnonzero(self.exchange.episodes != self.counted):
                 self.log.append((step, int(row), float(self.exchange.score[row]), int(self.exchange.length[row])))
@@ -312,52 +310,51 @@ class Environments:
 
 def train(runs: Runs, steps: int, seconds: float, python: str, device: str = "cuda") -> list[Episode]:
     """Make all runs; return their episodes."""
-    environments = Environments([task for group in runs.groups for task in group.tasks], python)
-    incoming = th.zeros(environments.count, 2 * OBSERVATIONS + 2, device=device)
-    outgoing = th.zeros(environments.count, ACTIONS, device=device)
-    pinned_in, pinned_out = incoming.cpu().pin_memory(), outgoing.cpu().pin_memory()
-    for group in runs.groups:
-        group.record()
-    acting, acted = recorded(partial(runs.act, incoming, outgoing), th.cuda.Stream()), th.cuda.Event()
-    environments.wait_until_they_are_there()
-    begin = time.perf_counter()
-    for step in range(1, steps + 1):
-        environments.read(pinned_in.numpy())
-        incoming.copy_(pinned_in, non_blocking=True)
-        acting.replay()
-        pinned_out.copy_(outgoing, non_blocking=True)
-        acted.record()
-        acted.synchronize()
-        if step == 1:  # what was stored so far are no transitions
-            runs.place.zero_()
-            runs.size.zero_()
-        environments.begin(step, pinned_out.numpy(), evaluating=step > 0.9 * steps)
+    with closing(Environments([task for group in runs.groups for task in group.tasks], python)) as environments:
+        incoming = th.zeros(runs.count, 2 * OBSERVATIONS + 2, device=device)
+        outgoing = th.zeros(runs.count, ACTIONS, device=device)
+        pinned_in, pinned_out = incoming.cpu().pin_memory(), outgoing.cpu().pin_memory()
         for group in runs.groups:
-            if step % 100 == 1:
-                runs.random[group.slice].fill_(step < group.setting.starts)
-                group.rate.fill_(group.setting.rate * min(1.0, (1 - step / steps) / (1 - group.setting.held)))
-            group.update_after(step, acted)
-        environments.finish(step)
-        if step % 2500 == 0:
-            elapsed = time.perf_counter() - begin
-            print(f"{step} steps, {elapsed:.0f} s, {elapsed / step * 1e3:.2f} ms each", flush=True)
-            if elapsed > seconds:
-                break
-    environments.close()
-    return environments.log
+            group.record()
+        acting, acted = recorded(partial(runs.act, incoming, outgoing), th.cuda.Stream()), th.cuda.Event()
+        environments.wait_until_they_are_there()
+        begin = time.perf_counter()
+        for step in range(1, steps + 1):
+            for group in runs.groups if step % 100 == 1 else ():
+                runs.random[group.slice].fill_(step <= group.setting.starts)
+                group.rate.fill_(RATE * min(1.0, (1 - step / steps) / (1 - group.setting.held)))
+            environments.read(pinned_in.numpy())
+            incoming.copy_(pinned_in, non_blocking=True)
+            acting.replay()
+            pinned_out.copy_(outgoing, non_blocking=True)
+            acted.record()
+            acted.synchronize()
+            if step == 1:  # what was stored so far are no transitions
+                runs.place.zero_()
+                runs.size.zero_()
+            environments.begin(step, pinned_out.numpy())
+            for group in runs.groups:
+                group.update_after(step, acted)
+            environments.finish(step)
+            if step % 2500 == 0:
+                elapsed = time.perf_counter() - begin
+                print(f"{step} steps, {elapsed:.0f} s, {elapsed / step * 1e3:.2f} ms each", flush=True)
+                if elapsed > seconds:
+                    break
+        return environments.log
 
 
 def write(log: list[Episode], names: list[str], tasks: list[str]) -> None:
-    """Mean scores of the episodes that ended in each part of a run, weighted with their length, and their number."""
+    """Mean scores of the episodes that ended in each whole part of a run, weighted with their length, and their number."""
     parts: dict[tuple[Any, ...], list[tuple[float, int]]] = {}
     for step, row, score, length in log:
-        kind, run = divmod(row, len(names) * len(tasks))
-        setting, task = divmod(run, len(tasks))
-        key = (names[setting], tasks[task], ("training", "evaluation")[kind], math.ceil(step / BIN) * BIN)
-        parts.setdefault(key, []).append((score, length))
+        setting, task = divmod(row, len(tasks))
+        end = math.ceil(step / BIN) * BIN
+        if end <= math.ceil(log[-1][0] / 2500) * 2500:
+            parts.setdefault((names[setting], tasks[task], end), []).append((score, length))
     with OUT.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["setting", "task", "kind", "steps", "score", "episodes"])
+        table.writerow(["setting", "task", "steps", "score", "episodes"])
         for key, found in sorted(parts.items()):
             total = sum(length for _, length in found)
             table.writerow([*key, round(sum(score * length for score, length in found) / total, 1), len(found)])
@@ -425,6 +422,8 @@ def main() -> None:
     settings = [Setting(**{key: value for name in names for key, value in factors[name].items()}) for names in chosen]
     log = train(Runs(settings, tasks, steps, "cuda"), steps, args.seconds, args.python)
     write(log, [" + ".join(names) or "none" for names in chosen], tasks)
+    facts = {"gpu": th.cuda.get_device_name(), "steps": log[-1][0], "versions": versions()}
+    OUT.with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
 
 
 if __name__ == "__main__":

@@ -361,7 +361,7 @@ class TestSaysWhatIsNotExact:
         monkeypatch.setattr(th.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(th.cuda, "get_rng_state_all", lambda: pytest.fail("it sets every GPU up"))
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        resumed = resume_run(tmp_path, seeded())
+        resumed = resume_run(tmp_path, seeded(), device="auto")
         monkeypatch.undo()
         assert resumed.learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 

@@ -309,12 +309,11 @@ def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict
     """Keep how steps are computed, and check the state, which torch checks only when it makes a step."""
     for before, group in zip(groups, optimizer.param_groups, strict=True):
         group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
+    is_known = safe_pickle.is_known(type(optimizer))  # another takes trust, as Adafactor: its state may have any shape
     for parameter, values in optimizer.state.items():
         if not isinstance(parameter, th.Tensor):
             raise ModelFileError(f"{name} has a state for a parameter that it does not list")
-        if not any(type(optimizer).__name__ in names for names in safe_pickle.CLASSES.values()):
-            continue  # of a class that takes trust, such as Adafactor: its state may have any shape
-        for key, value in values.items():
+        for key, value in values.items() if is_known else ():
             if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
                 raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")
             if not isinstance(value, (th.Tensor, int, float, NoneType)):

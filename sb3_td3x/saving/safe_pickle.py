@@ -389,6 +389,11 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
+def is_known(cls: type) -> bool:
+    """Whether a file may name this class without trust."""
+    return _names().get((cls.__module__, cls.__qualname__)) is cls
+
+
 @cache
 def _names() -> dict[tuple[str, str], Any]:
     """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""

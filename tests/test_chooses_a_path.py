@@ -116,6 +116,15 @@ class TestCompiled:
         with pytest.raises(CannotAccelerate, match="compiling the update failed \\(OSError: no space left"):
             train_on(ready("compiled"), [0])
 
+    def test_leaves_out_options_of_a_later_torch(self, monkeypatch):
+        asked, usual = [], dict(compiled._OPTIONS)
+        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        monkeypatch.setitem(compiled._OPTIONS, "aot_inductor.of_a_later_torch", True)
+        monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: asked.append(options) or program)
+        train_on(ready("compiled"), [0])
+        assert asked == [{name: usual[name] for name in usual if name in torch._inductor.list_options()}] * len(asked)
+        assert asked[0]["cpp_wrapper"] is True
+
     def test_is_refused_on_cuda_where_auto_is_plain(self):
         on_cuda = SimpleNamespace(device=torch.device("cuda"))
         assert update_path("auto", on_cuda, SWITCH_AFTER) == "plain"

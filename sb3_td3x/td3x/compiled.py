@@ -222,7 +222,9 @@ class _Recording:
             with _explained("compiling the update failed"):
                 import torch._inductor
 
-                self.program: Program = torch._inductor.compile(graph, inputs, options=_OPTIONS)  # type: ignore[arg-type]
+                there = torch._inductor.list_options()  # an older torch lacks some
+                options = {name: value for name, value in _OPTIONS.items() if name in there}
+                self.program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(updater.kernels):  # some layers have no kernel that a program can call (LSTM)
                     self.program(*[tensor.clone() for tensor in inputs])
 

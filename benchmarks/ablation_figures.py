@@ -85,6 +85,7 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
 
 
 ARMS = {
+    "buffer200k-tau0.005": "a buffer of 200,000; tau 0.005",
     "hold-starts3000": "rate held to 300,000 steps, then falling to 0; 3,000 random steps",
     "hold-starts3000-bf16": "the same with bfloat16 products",
     "hold-starts3000-elu": "the same with ELU, not ReLU",

@@ -302,9 +302,8 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
             if not state:
                 state["step"] = th.zeros((), dtype=th.float32, device=parameter.device)
                 state.update({name: th.zeros_like(parameter) for name in names})
-            elif (
-                state["step"].device != parameter.device or state["step"].dtype != th.float32
-            ):  # torch's other steps keep it so
+            elif state["step"].device != parameter.device or state["step"].dtype != th.float32:
+                # As torch's other steps keep it
                 state["step"] = state["step"].to(parameter.device, th.float32)
         moments = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]

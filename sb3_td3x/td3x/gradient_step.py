@@ -273,7 +273,7 @@ _EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_h
 @th.no_grad()
 def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, th.Tensor]) -> bool:
     """
-    Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again.
+    Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again on a CPU.
 
     The option ``fused`` is not set in the optimizers, so that they are saved as SB3's.
 

@@ -87,9 +87,9 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
 ARMS = {
     "buffer200k-tau0.005": "a buffer of 200,000; tau 0.005",
     "hold-buffer200k": "rate held to 300,000 steps, then falling to 0; a buffer of 200,000",
-    "hold-starts3000": "rate held in the same way; 3,000 random steps",
-    "hold-starts3000-bf16": "the last with bfloat16 products",
-    "hold-starts3000-elu": "the same with ELU, not ReLU",
+    "hold-starts3000": "the same rate; 3,000 random steps",
+    "hold-starts3000-bf16": "the same rate; 3,000 random steps; bfloat16",
+    "hold-starts3000-elu": "the same rate; 3,000 random steps; ELU",
 }
 TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 

@@ -185,7 +185,7 @@ BAD_TRAINING = {
     "a path for a module": (["--env", "./mine:Own-v0"], "the module ./mine cannot be imported"),
     "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has Discrete actions; TD3 needs continuous ones"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
-    "tau above 1": (["--set", "tau=2"], "tau must be between 0 and 1"),
+    "tau above 1": (["--set", "tau=2"], "tau must be a number between 0 and 1"),
     "half a step": (["--steps", "10.5"], "steps must be a whole number"),
     "episodes of several environments": (["--preset", "t3d", "--n-envs", "2"], "needs n_envs=1"),
     "an unknown device": (["--device", "tpu"], "device on this machine must be one of auto, cpu"),

@@ -194,7 +194,7 @@ def test_an_edit_to_an_invalid_value_inside_a_run_ends_it_at_the_next_update():
         return True
 
     algorithm = model()
-    with pytest.raises(ValueError, match="gamma must be between 0 and 1, not 2"):
+    with pytest.raises(ValueError, match="gamma must be a number between 0 and 1, not 2"):
         algorithm.learn(40, edit)
     assert algorithm.num_timesteps == 20
     assert algorithm._n_updates == 9

@@ -226,9 +226,9 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
 @pytest.mark.parametrize(
     ("assignments", "complaint"),
     [
-        (["max_grad_norm=-1"], "max_grad_norm must be above 0"),
-        (["noise_std=-0.1"], "action_noise must be at least 0"),
-        (["noise_type=ornstein-uhlenbeck", "noise_std=0.2", "noise_dt=-1"], "noise_dt must be above 0"),
+        (["max_grad_norm=-1"], "max_grad_norm must be a number above 0"),
+        (["noise_std=-0.1"], "action_noise must be a number of at least 0"),
+        (["noise_type=ornstein-uhlenbeck", "noise_std=0.2", "noise_dt=-1"], "noise_dt must be a number above 0"),
         (["learning_starts=many"], "learning_starts must be a whole number of at least 0 or .auto., not .many."),
         (["policy=MlpPolici"], "Policy MlpPolici unknown"),
         (["policy_kwargs.net_ach=[64]"], r"policy_kwargs has no 'net_ach': did you mean net_arch\?$"),
@@ -236,7 +236,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["n_steps=3", "prioritization=lap"], "is for n_steps=1"),
         (["normalize=none"], "normalize must be true, false or a mapping"),
         (["normalize={norm_obs: maybe}"], "normalize.norm_obs must be True or False"),
-        (["normalize.clip_obs=-1"], "normalize.clip_obs must be above 0"),
+        (["normalize.clip_obs=-1"], "normalize.clip_obs must be a number above 0"),
         (["normalize.norm_rewards=true"], "normalize has no 'norm_rewards': did you mean norm_reward"),
         (["train_freq=episode"], r'train_freq must be a number or a pair like \(1, "step"\)'),
         (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),

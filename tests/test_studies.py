@@ -102,7 +102,7 @@ class TestFile:
             ({"seeds": [-1]}, "seeds must be a whole number of at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),
             ({"overrides": [1]}, "overrides must be a mapping"),
-            ({"overrides": {"tau": 2}}, "tau must be between 0 and 1, not 2"),
+            ({"overrides": {"tau": 2}}, "tau must be a number between 0 and 1, not 2"),
             ({"steps": "many"}, "steps must be a whole number of at least 1"),
             ({"device": "tpu"}, "device on this machine must be one of auto, cpu"),
         ],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-ACKNOWLEDGED = b"\nfinishing this step; Ctrl-C again aborts\n"
+ACKNOWLEDGED = b"\nstopping after this rollout; Ctrl-C again aborts\n"
 
 
 @contextmanager

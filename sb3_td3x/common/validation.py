@@ -40,9 +40,9 @@ def check_float(
     return number
 
 
-check_probability = partial(check_float, is_allowed=lambda number: 0 <= number <= 1, allowed="between 0 and 1")
-check_positive = partial(check_float, is_allowed=lambda number: number > 0, allowed="above 0")
-check_not_negative = partial(check_float, is_allowed=lambda number: number >= 0, allowed="at least 0")
+check_probability = partial(check_float, is_allowed=lambda number: 0 <= number <= 1, allowed="a number between 0 and 1")
+check_positive = partial(check_float, is_allowed=lambda number: number > 0, allowed="a number above 0")
+check_not_negative = partial(check_float, is_allowed=lambda number: number >= 0, allowed="a number of at least 0")
 
 
 def check_int(name: str, value: Any, minimum: int, *, or_auto: bool = False) -> Any:

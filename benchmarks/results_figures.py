@@ -24,7 +24,7 @@ VARIANTS = {
     ("td3x", "t3d"): "TD3X, preset t3d",
 }
 ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
-# Means of the last 100,000 of the first 500,000 of a million steps, one seed each, from evaluations in DLR-RM/rl-trained-agents
+# Means from 400,000 to 500,000 of a million steps, one seed each, from evaluations in DLR-RM/rl-trained-agents
 ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "sb3-contrib TQC": (3330, 3008, 2587, 2041)}
 # Mean and deviation over 25 seeds between 420,000 and 480,000 steps, from results/ of MushroomRL/mushroom-rl-benchmark
 MUSHROOM_RL = ((2037, 356), (1577, 902), (1942, 550), (1277, 548))

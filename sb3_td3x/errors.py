@@ -81,7 +81,8 @@ class RunLockedError(_Error):
     """Process ``pid`` on ``host`` is writing into the run's ``folder``."""
 
     def __init__(self, folder: Path, host: object, pid: object):
-        super().__init__(f"{folder} is being written by process {pid} on {host}: end that first, or train into another folder")
+        advice = "end that first, or train into another folder; in a copy of its run, remove the file lock"
+        super().__init__(f"{folder} is being written by process {pid} on {host}: {advice}")
         self.folder, self.host, self.pid = folder, host, pid
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch as th
@@ -63,6 +64,13 @@ def test_contenders_take_turns_until_the_time_is_over_and_are_told_as_they_are_m
 
     taken = bench.take_turns(counting, "cpu", 1, 0.0, lines.append)
     assert {len(values) for values in taken.values()} == {1}
+
+
+def test_a_contender_whose_compiler_fails_is_left_out_with_the_reason():
+    lines = []
+    updates = {"a": lambda: None, "b compiled": Mock(side_effect=compiled.CannotAccelerate("the compiler is too old"))}
+    assert list(bench.take_turns(updates, "cpu", 1, 0.0, lines.append)) == ["a"]
+    assert lines[-1] == "b compiled is not measured: the compiler is too old"
 
 
 def test_ratios_are_those_of_the_same_turn():

@@ -1,6 +1,7 @@
 """Updates take the path that is asked for; with ``"auto"`` they are compiled after the first ones, wherever these are made."""
 
 import copy
+import re
 import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -110,10 +111,14 @@ class TestCompiled:
         with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
             model(accelerate="compiled")
 
-    def test_is_refused_where_the_compiler_fails(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [("no space left", "no space left"), ("C++ compile error\n\nx.cpp: error: old", "x.cpp: error: old")],
+    )
+    def test_is_refused_where_the_compiler_fails(self, error, line, monkeypatch):
         monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
-        monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
-        with pytest.raises(CannotAccelerate, match="compiling the update failed \\(OSError: no space left"):
+        monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError(error)))
+        with pytest.raises(CannotAccelerate, match=f"compiling the update failed \\(OSError: {re.escape(line)}"):
             train_on(ready("compiled"), [0])
 
     def test_leaves_out_options_of_a_later_torch(self, monkeypatch):

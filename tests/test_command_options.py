@@ -74,7 +74,7 @@ class TestOptions:
         assert RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1").config()["gamma"] == 0.9
 
     def test_without_a_terminal_a_line_says_how_far_the_run_is(self, heard, monkeypatch):
-        monkeypatch.setattr(progress, "LIFE_SECONDS", 0.05)
+        monkeypatch.setattr(progress, "LIFE_SECONDS", 0)
         lines = [line for line in heard(*PENDULUM, "--steps", 600).splitlines() if " left" in line]
         assert any("no episode has ended yet" in line for line in lines)
         assert any("steps/s  mean episode return -1" in line for line in lines)

@@ -116,14 +116,14 @@ class TestTrain:
         assert loaded.observation_space.shape == (4,)  # with the time left
         assert len(play.evaluate(RunDir.open(run), 2, seed=1)) == 2
 
-    @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+    @pytest.mark.parametrize(("number", "n_envs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 2)])
     def test_an_interrupt_keeps_model_scores_and_curve(self, tmp_path, number, n_envs):
         arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--out", tmp_path, "--n-envs", n_envs, *QUICK]
         arguments += ["--set", "accelerate=plain"]
         process = start("train", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         run = tmp_path / "td3x" / "Pendulum-v1_1"
         wait_until((run / "curve.png").exists, process)
-        os.killpg(process.pid, number)  # as a terminal and Slurm do: to the environments' processes too
+        os.killpg(process.pid, number)  # as a terminal, Slurm and a closed terminal do: to the environments' processes too
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 1, printed
         assert "Traceback" not in printed

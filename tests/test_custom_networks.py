@@ -267,12 +267,13 @@ def test_a_hook_on_a_gradient_is_called_whatever_the_path():
 
 
 @pytest.mark.usefixtures("recorded")
-def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling():
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register):
     algorithm, calls = ready("auto"), []
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     train_on(algorithm, range(2))
     assert algorithm._updater.programs_made == 2
-    algorithm.critic.qf0.register_forward_hook(lambda *_: calls.append(1))
+    getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
     train_on(algorithm, range(2))
     assert len(calls) >= 2
     assert "a layer has a hook" in algorithm._updater._declined

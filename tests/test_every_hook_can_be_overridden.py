@@ -7,7 +7,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import polyak_update
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, save_run
 from sb3_td3x.common.resumable import Resumable
 from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, weights
 
@@ -78,10 +78,23 @@ def test_a_subclass_may_override_it_and_call_super(name, tmp_path, without_a_sub
     assert called
 
 
-@pytest.mark.parametrize("name", ["_store_transition", "_sample_action", "collect_rollouts"])
-def test_a_subclass_may_replace_what_a_rollout_does(name):
-    cls = type("Own", (TD3X,), {name: getattr(OffPolicyAlgorithm, name)})
-    assert model(cls=cls, gradient_steps=1).learn(40)._n_updates == 30
+LOOP = ["collect_rollouts", "_store_transition", "_sample_action"]
+
+
+@pytest.mark.parametrize("names", [*LOOP, LOOP[:2], LOOP, ["_create_aliases", "train"]], ids=str)
+def test_a_subclass_may_have_sb3s_own_code_in_place_of_it(names, tmp_path):
+    cls = type("Own", (TD3X,), {name: getattr(TD3, name) for name in ([names] if isinstance(names, str) else names)})
+    learner = model(cls=cls, gradient_steps=1, n_quantiles=1).learn(40)
+    assert (learner._n_updates, learner._episode_num) == (30, 2)
+    save_run(learner, tmp_path)  # every step is stored
+    learner.set_env(LineEnv())
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")  # torch's, of which one cannot tell what to do
+def test_a_train_for_scalar_critics_is_told_of_the_quantiles():
+    learner = model(cls=type("Own", (TD3X,), {"train": TD3.train}), n_quantiles=5, top_quantiles_to_drop_per_net=1)
+    with pytest.warns(UserWarning, match="Own.train is not TD3X's, and 5 quantiles are not values: n_quantiles=1 is"):
+        learner.learn(100, log_interval=1)
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])

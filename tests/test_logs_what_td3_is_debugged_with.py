@@ -97,7 +97,9 @@ class TestNumbers:
         correlated = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.2), theta=0.5, dt=0.2)
         np.random.seed(0)
         assert noise_std(correlated) == pytest.approx(np.std([correlated() for _ in range(40_000)]), rel=0.03)
-        assert noise_std(type("Own", (NormalActionNoise.__base__,), {"__call__": lambda self: 0})()) is None
+        own = {"__call__": lambda self: 0}  # what it draws need not be of its class's deviation
+        assert noise_std(type("Own", (NormalActionNoise.__base__,), own)()) is None
+        assert noise_std(type("Own", (NormalActionNoise,), own)(np.zeros(2), np.ones(2))) is None
 
     def test_there_are_none_before_the_first_update(self, tmp_path):
         model().learn(30).save(tmp_path / "model")

@@ -96,6 +96,14 @@ class TestReading:
         with pytest.raises(ValueError, match=r"is not a run: it holds no settings \(<environment>/args\.yml"):
             scores.read([run.path])
 
+    def test_runs_of_one_setting_and_one_seed_are_told(self, tmp_path):
+        for _ in range(2):
+            run = RunDir.create(tmp_path, "E-v0")
+            run.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": 3})
+            np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
+        with pytest.warns(UserWarning, match="TD3X default, E-v0: 2 runs have seed 3 and count as different seeds"):
+            scores.read(sorted((tmp_path / "td3x").iterdir()))
+
     def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
         configs = [
             {"tau": 0.005},

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -91,6 +92,16 @@ def test_an_environment_that_dies_is_named_and_leaves_a_run_to_resume(actors, tm
     assert ray.is_initialized()  # it is the user's
     with pytest.warns(UserWarning, match="not restored exactly"):
         assert resume_run(tmp_path, DummyVecEnv([LineEnv, LineEnv])).learn(200, resume=True).num_timesteps == 200
+
+
+def test_an_environment_that_ray_ends_for_its_memory_is_named(actors, monkeypatch):
+    env = actors([LineEnv])
+    env.reset()
+    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.OutOfMemoryError("the node was low on memory")))
+    with pytest.raises(EnvironmentDiedError, match=r"environment 0 ended: .*low on memory"):
+        env.step(np.zeros((1, 1), np.float32))
+    monkeypatch.undo()
+    env.close()
 
 
 def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_continues(actors):

@@ -253,6 +253,14 @@ class TestSaysWhatIsNotExact:
         assert written[0]["steps"] == first
         assert "cut" in written[0]["not_restored"][0]
 
+    @pytest.mark.filterwarnings("ignore:not restored exactly")
+    def test_correlated_noise_begins_anew_with_an_episode_that_is_cut(self, tmp_path):
+        save_run(model(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.3))).learn(50), tmp_path)
+        resumed = resume_run(tmp_path, LineEnv())
+        assert resumed.action_noise.noise_prev != 0
+        resumed.learn(50, resume=True)
+        assert resumed.action_noise.noise_prev == 0
+
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
     def test_an_episode_that_a_callback_ended_inside_a_step_is_cut(self, tmp_path, env):
         save_run(model(seeded(env)).learn(1000, StopTrainingOnMaxEpisodes(2)), tmp_path)  # SB3 does not store that step

@@ -41,7 +41,7 @@ class TestAnEvaluation:
         return [evaluation, saving]
 
     @pytest.mark.filterwarnings("error:not restored exactly")
-    @pytest.mark.parametrize(("stop_at", "steps"), [(0, 20), (25, 20), (41, 40), (70, 40), (140, 80)])
+    @pytest.mark.parametrize(("stop_at", "steps"), [(0, 20), (25, 20), (41, 40), (140, 80)])
     def test_that_a_stop_prevents_or_interrupts_is_made_first_on_resume_with_the_same_scores(self, tmp_path, stop_at, steps):
         whole = self.callbacks(tmp_path / "whole")
         uninterrupted = model(seeded(), seed=1).learn(80, whole)
@@ -95,7 +95,6 @@ def test_a_signal_inside_a_rollout_without_an_end_stops_the_run(tmp_path):
     assert Store(folder.checkpoints).find().steps >= 100
 
 
-@pytest.mark.timeout(300)
 def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_path):
     process, printed = begun(tmp_path, "Hanging-v0", "--n-envs", 2)
     wait_until(lambda: printed().count("no way back") == 2, process)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import shutil
 import sys
@@ -311,6 +312,9 @@ class TestResuming:
         with pytest.raises(ValueError, match=r"was begun with tau None, not 0.125"):  # it was edited
             check(runs, StudyFolder.at(tmp_path))
         monkeypatch.undo()
+        moved = {"Pendulum-v1": {**presets.load("default", "Pendulum-v1")}}
+        (tmp_path / "moved.yml").write_text(json.dumps(moved))
+        check(study(tmp_path / "s.yml", seeds=[0], preset=str(tmp_path / "moved.yml")), StudyFolder.at(tmp_path))
         reordered = dict(reversed(SHORT["overrides"].items()))
         check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), StudyFolder.at(tmp_path))
         inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}
@@ -352,6 +356,7 @@ class TestOnly:
         folder = StudyFolder.at(tmp_path)
         assert folder.is_finished(second)
         assert not folder.run(first).exists()
+        assert (tmp_path / "summary.csv").read_text().count("\n") == 2
         assert (folder.run(second) / "output.log").read_text().count("at step 0 of 250") == 1
 
     def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, called):

@@ -29,6 +29,7 @@ from sb3_td3x.saving import safe_pickle
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
+from sb3_td3x.version import __version__
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 
@@ -36,7 +37,8 @@ MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.np
 @cache  # reading a package's metadata takes a millisecond
 def versions() -> dict[str, str]:
     """Of the packages that a run depends on."""
-    return {name: version(name) for name in ("sb3-td3x", "stable-baselines3", "torch", "gymnasium", "numpy")}
+    others = ("stable-baselines3", "torch", "gymnasium", "numpy")
+    return {"sb3-td3x": __version__, **{name: version(name) for name in others}}
 
 
 def save_run(
@@ -278,6 +280,8 @@ class _Restoration:
         problems = [f"what {name} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
                     for name in env_state.get(env)["forgets"]]  # fmt: skip
         if not at_start.all():
+            if model.action_noise is not None:
+                model.action_noise.reset()
             return [*problems, "the current episodes, which are cut here"]
         if not _equal(first, self.last_obs):
             return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole, escaped
+from sb3_td3x.common.signals import stop_signals
 from sb3_td3x.results.scores import score_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def command(
         raise ValueError("give one of --jobs, --ray and --only: a cluster's cores limit its runs, --only makes one run")
     if only is not None and only >= len(runs):
         raise ValueError(f"{file} has {len(runs)} runs: --only can be 0 to {len(runs) - 1}, not {only}")
-    runs = runs if only is None else [runs[only]]
+    grid, runs = runs, runs if only is None else [runs[only]]
     folder = study.StudyFolder.at(place)
     try:
         study.check(runs, folder)
@@ -53,6 +54,7 @@ def command(
         if not study.attempt(study.train_td3x, folder, run):
             console.print("stopped; the same command resumes it")
             raise typer.Exit(1)
+        folder.write_summary(grid, place / "summary.csv")
         console.print(f"done: {folder.table(run)}")
         return
     threads = max(run.options.get("threads", 1) for run in runs)
@@ -60,7 +62,7 @@ def command(
     table = RunsTable(runs, folder)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
+    for number in (signal.SIGINT, *stop_signals()):  # SIGINT too: a shell lets its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
     try:

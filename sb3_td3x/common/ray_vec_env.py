@@ -156,7 +156,7 @@ class RayVecEnv(VecEnv):
         """The results of one call to each of these actors, by default to each of all."""
         try:
             return ray.get(calls)
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
             called = range(len(self._actors)) if actors is None else actors
             dead = sorted({actor for call, actor in zip(calls, called, strict=True) if _has_no_result(call)})
             which = [index for actor in dead for index in range(self.num_envs)[self._parts[actor]]]
@@ -234,7 +234,7 @@ def _make(env_fn: Callable[[], gym.Env], registered: dict[str, EnvSpec]) -> gym.
 def _has_no_result(call: "ray.ObjectRef") -> bool:
     try:
         ray.get(call)
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError):
         return True
     except Exception:  # an error of the environment is a result
         return False

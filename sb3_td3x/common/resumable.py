@@ -21,6 +21,7 @@ from sb3_td3x.common.vec_envs import Hook, hook_uses
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
     "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_hooks", "_env_uses",
+    "_is_watched",
 )  # fmt: skip
 """Attributes of ``Resumable`` that belong to the process."""
 
@@ -71,6 +72,7 @@ class Resumable(OffPolicyAlgorithm):
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
     _rows_stored = 0  # steps that this process has put into the replay buffer
+    _is_watched = False  # whether the steps are made here, not in a subclass's own `collect_rollouts`
     _stops_before_next_step = False
     _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
@@ -100,7 +102,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated
-        watched = _WatchedCallback(callback, self)
+        watched, self._is_watched = _WatchedCallback(callback, self), True
         try:
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
             self._is_stored |= rollout.continue_training  # also by a subclass that stores transitions in its own way
@@ -120,7 +122,7 @@ class Resumable(OffPolicyAlgorithm):
             raise StopTraining
         if self._is_env_used_by_others():
             self._begin_new_episodes()
-        self._is_stored = False  # next, the environments make this step
+        self._is_stored = not self._is_watched  # next, the environments make this step
         return super()._sample_action(*args, **kwargs)
 
     def _store_transition(
@@ -138,7 +140,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _is_env_used_by_others(self) -> bool:
         """Whether the environments were stepped or reset by others since the last step, for example by an evaluation."""
-        return self._count_env_uses() != self._env_uses
+        return self._is_watched and self._count_env_uses() != self._env_uses
 
     def _count_env_uses(self) -> int:
         return sum([hook.calls for hook in self._env_hooks])

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, and the SIGTERM of a cluster. A study handles its own (``cli/study.py``)."""
+"""Signals that ask a run to stop: of Ctrl-C, a cluster, a closed terminal. A study handles its own (``cli/study.py``)."""
 
 import multiprocessing
 import os
@@ -11,13 +11,19 @@ from types import FrameType
 ACKNOWLEDGED = b"\nstopping after this rollout; Ctrl-C again aborts\n"
 
 
+def stop_signals() -> list[signal.Signals]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, unless ``nohup`` has let it be ignored."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
 @contextmanager
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """
-    The first Ctrl-C or SIGTERM calls ``stop`` and is acknowledged on stderr at once; another Ctrl-C raises KeyboardInterrupt.
+    The first of them calls ``stop`` and is acknowledged on stderr at once; another Ctrl-C raises KeyboardInterrupt.
 
-    In a process that a study has started only SIGTERM counts, and says nothing: a terminal sends Ctrl-C to it too, but the
-    study decides and speaks. Outside of the main thread, which alone may handle signals, nothing changes.
+    In a process that a study has started Ctrl-C does not count, and nothing is said: a terminal sends Ctrl-C to it too, but
+    the study decides and speaks. Outside of the main thread, which alone may handle signals, nothing changes.
     """
     is_child = multiprocessing.parent_process() is not None
 
@@ -29,7 +35,7 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
                 os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [signal.SIGTERM] if is_child else [signal.SIGTERM, signal.SIGINT]
+    numbers = stop_signals() if is_child else [*stop_signals(), signal.SIGINT]
     previous = {number: signal.signal(number, receive) for number in numbers if is_main}
     try:
         yield

@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import connection
 from typing import Any
 
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
@@ -81,6 +82,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         innermost = None if env is None else vec_layers(env)[-1]
         if not isinstance(innermost, SubprocVecEnv) or innermost.closed:
             raise
+        connection.wait([process.sentinel for process in innermost.processes], timeout=10)  # a busy machine is slow to notice
         _join(innermost.processes, NOTICE_SECONDS)
         exit_codes = {i: process.exitcode for i, process in enumerate(innermost.processes) if not process.is_alive()}
         if not exit_codes:

@@ -1,7 +1,8 @@
 """The evaluation scores of runs, from wherever they are kept: run folders, study folders, tables."""
 
 import csv
-from collections import defaultdict
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +64,10 @@ def _told_apart(runs: list[Scores]) -> list[Scores]:
         group = [other for same, other in zip(runs, settings, strict=True) if other and (same.label, same.env_id) == key]
         differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in group)]
         labeled.append(replace(run, label=" ".join([run.label, *differing])))
+    for (label, env_id, seed), count in Counter((run.label, run.env_id, run.seed) for run in labeled).items():
+        if count > 1 and seed is not None:
+            problem = f"{label}, {env_id}: {count} runs have seed {seed} and count as different seeds"
+            warnings.warn(f"{problem}; plot them apart", stacklevel=2)
     return labeled
 
 

@@ -89,18 +89,23 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Milliseconds per update of each contender, one number per turn: 1 to 11, of ``per_turn`` updates, in ``seconds``."""
     begin = time.perf_counter()
-    taken: dict[str, list[float]] = {name: [] for name in updates}
+    taken: dict[str, list[float]] = {}
     for name, update in updates.items():
         is_compiled = "compiled" in name
         if is_compiled:
             announce(f"{name}: compiling two programs, 10 to 60 s with an empty cache ...")
-        first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
+        try:
+            first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
+        except ValueError as error:  # the compiler fails
+            announce(f"{name} is not measured: {error}")
+            continue
+        taken[name] = []
         compiled = f"compiled in {first:.1f} s, " if is_compiled else ""
         announce(f"{name}: {compiled}{_milliseconds(update, 10, device):.2f} ms per update")
     for _ in range(11):
         turn_begin = time.perf_counter()
-        for name, update in updates.items():
-            taken[name].append(_milliseconds(update, per_turn, device))
+        for name, turns in taken.items():
+            turns.append(_milliseconds(updates[name], per_turn, device))
         now = time.perf_counter()
         if now - begin + (now - turn_begin) > seconds:
             break

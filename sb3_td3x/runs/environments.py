@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.common.registration import require_registered
+from sb3_td3x.common.signals import stop_signals
 from sb3_td3x.common.validation import check_int
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
@@ -83,8 +84,9 @@ def open_env(
 
     def make_env(index: int) -> gym.Env:
         if n_envs > 1:  # in a process of its own
-            # A terminal sends Ctrl-C to every process, a cluster SIGTERM; the main process decides when to stop
-            signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # A terminal and a cluster send their signals to every process; the main process decides when to stop
+            for number in (signal.SIGINT, *stop_signals()):
+                signal.signal(number, signal.SIG_IGN)
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})
         if stream != TRAINING and env.spec is not None and env.spec.max_episode_steps is None:
@@ -99,7 +101,11 @@ def open_env(
 
     if n_envs > 1:
         Finalize(None, _kill_workers, exitpriority=0)
-    env: VecEnv = (SubprocVecEnv if n_envs > 1 else DummyVecEnv)([partial(make_env, index) for index in range(n_envs)])
+    try:
+        env: VecEnv = (SubprocVecEnv if n_envs > 1 else DummyVecEnv)([partial(make_env, index) for index in range(n_envs)])
+    except (EOFError, ConnectionError) as error:
+        advice = "its own error is above; if there is none, memory may have run out, and a smaller --n-envs helps"
+        raise ValueError(f"one of the {n_envs} processes of {env_id} ended while it started: {advice}") from error
     return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
 
 

@@ -241,15 +241,17 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
-    try:  # overrides and steps are compared by what they made of the preset, which may have been edited since
+    by_values = {"preset": "", "overrides": ""}  # as steps: what they made of a file that may have been edited or moved since
+    try:
         had = RunDir.open(path).config()
-        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), "overrides": "", "steps": had.get("n_timesteps"), **had}
+        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), **by_values, "steps": had.get("n_timesteps"), **had}
     except ValueError:
         return
     asks = asked.hyperparameters()
-    now = {**vars(asked), "overrides": "", "steps": asks["n_timesteps"], **asks}
+    now = {**vars(asked), **by_values, "steps": asks["n_timesteps"], **asks}
     now.setdefault("policy", begun.get("policy"))  # chosen by the observations
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
         also = f" and its table {table}" if folder.is_finished(run) else ""
-        raise ValueError(f"{path} was begun with {difference}: take another --out, or remove that folder{also}")
+        ways = f"change it back, take another --out, or remove that folder{also}"
+        raise ValueError(f"{path} was begun with {difference}: {ways}")

@@ -76,7 +76,8 @@ class ModelFile:
             except (NotAllowed, ModelFileError) as error:
                 raise ModelFileError(f"{self.name} cannot be loaded: {member}: {error}") from error
         if states.pop("pytorch_variables", None):
-            raise ModelFileError(f"{self.name} cannot be loaded: it has tensors beside the networks")
+            advice = "if it is yours, load it with trust=True"
+            raise ModelFileError(f"{self.name} cannot be loaded: it has tensors beside the networks; {advice}")
         return states
 
 

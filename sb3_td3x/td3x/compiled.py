@@ -320,8 +320,9 @@ def _explained(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        raise CannotAccelerate(f"{problem} ({type(error).__name__}: {first_line})") from error
+        lines = (str(error).strip() or "no message").splitlines()
+        line = next((line for line in lines if "error: " in line), lines[0])  # a compiler's own is below torch's
+        raise CannotAccelerate(f"{problem} ({type(error).__name__}: {line})") from error
 
 
 def _refuse_random_layers(graph: GraphModule) -> None:
@@ -335,7 +336,11 @@ def _refuse_random_layers(graph: GraphModule) -> None:
 
 def _hooks(tensors: PolicyTensors) -> list[bool]:
     """Of each layer and each parameter whether it has a hook that is called during an update."""
-    layers = [bool(layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks) for layer in tensors.modules]
+    layers = [
+        bool(layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        or any(not type(hook).__module__.startswith("torch.") for hook in layer._forward_pre_hooks.values())  # spectral_norm's
+        for layer in tensors.modules
+    ]
     return layers + [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
 
 

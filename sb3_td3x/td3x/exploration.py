@@ -47,7 +47,8 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     if action_noise is None:
         return 0.0
     noises: Any = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else [action_noise]
-    if not isinstance(noise := noises[0], (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+    known = (NormalActionNoise, OrnsteinUhlenbeckActionNoise, ScalarActionNoise)
+    if type(noise := noises[0]).__call__ not in [cls.__call__ for cls in known]:
         return None
     sigma = float(np.mean([np.mean(each._sigma) for each in noises]))
     if isinstance(noise, NormalActionNoise):

@@ -116,7 +116,6 @@ class PolicyTensors:
         # Their forward pass may use numbers that they hold. The policy itself is not called in an update
         self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
-        self.critic_parameters = list(policy.critic.parameters())
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
@@ -232,7 +231,7 @@ class GradientStep:
         optimizer = self.policy.critic.optimizer
         state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
         if with_actor:
-            saved += self.tensors.critic_parameters
+            saved += self.tensors.trained["critic"]
             saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
         copies = self._copies[with_actor]
         if [_layout(copy) for copy in copies] != [_layout(tensor) for tensor in saved]:

@@ -60,11 +60,12 @@ def _torch_settings() -> Iterator[None]:
 
 
 def _in_policy(name: str) -> Any:
-    return property(lambda model: getattr(model.policy, name))
+    return property(lambda model: getattr(model.policy, name), lambda model, network: setattr(model.policy, name, network))
 
 
 def _running_statistics_of(name: str) -> Any:
-    return property(lambda model: get_parameters_by_name(getattr(model.policy, name), ["running_"]))
+    # SB3's `_setup_model` sets them, and so do copies of it; here they follow from the network
+    return property(lambda model: get_parameters_by_name(getattr(model.policy, name), ["running_"]), lambda *_: None)
 
 
 class TD3X(Resumable, OffPolicyAlgorithm):
@@ -430,7 +431,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         There are no updates while a model that was loaded without its replay buffer refills it.
 
         :param gradient_steps: number of updates
-        :param batch_size: transitions per update
+        :param batch_size: transitions per update; batches of another size than the model's are never compiled
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """

@@ -11,8 +11,7 @@ from pathlib import Path
 from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
-from tests.test_save_and_load import OBSERVATIONS
-from tests.tools import SMALL, model
+from tests.tools import OBSERVATIONS, SMALL, model
 
 SETTINGS = {"td3x_1": {"n_quantiles": 5, "policy_kwargs": {**SMALL, "normalize_observations": True}}}
 """What the models were made with where it is not the tests' default."""

@@ -1,4 +1,5 @@
 import io
+import multiprocessing
 import os
 import sys
 
@@ -16,6 +17,8 @@ from tests.tools import model
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
 # What tests expect was computed on a CPU, which is "auto" then
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+multiprocessing.set_forkserver_preload(["sb3_td3x.runs.experiment"])  # processes of environments import torch once
 
 
 # Files with long tests, or with fixtures that all their tests share. They come first: at the end xdist's workers take tests

@@ -33,9 +33,7 @@ KILLS = 500 if SOAK else 6
 @pytest.fixture(scope="module")
 def processes():
     """Processes that have imported everything already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.killable"])
-    return context
+    return multiprocessing.get_context("forkserver")
 
 
 def start(processes, folder, out, kill_at=None):

@@ -20,7 +20,7 @@ def stop_signals() -> list[signal.Signals]:
 @contextmanager
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """
-    The first of them calls ``stop`` and is acknowledged on stderr at once; another Ctrl-C raises KeyboardInterrupt.
+    The first of these signals calls ``stop`` and is acknowledged on stderr at once; another Ctrl-C raises KeyboardInterrupt.
 
     In a process that a study has started Ctrl-C does not count, and nothing is said: a terminal sends Ctrl-C to it too, but
     the study decides and speaks. Outside of the main thread, which alone may handle signals, nothing changes.

@@ -27,8 +27,8 @@ def record(model: Any) -> None:
         model.logger.record("rollout/action_noise_std", std)
     now, (then, steps, updates) = time.perf_counter(), model._pace
     if model._n_updates > updates and model._last_batch is None and model.n_quantiles > 1:
-        problem = f"{type(model).__name__}.train is not TD3X's, and {model.n_quantiles} quantiles are not values"
-        warnings.warn(f"{problem}: n_quantiles=1 is for losses of TD3", stacklevel=2)
+        problem = f"{type(model).__name__}.train replaces TD3X's, and TD3's losses are wrong for {model.n_quantiles} quantiles"
+        warnings.warn(f"{problem}: if it has them, set n_quantiles=1", stacklevel=2)
     if steps != model.num_timesteps:  # of several lines in one step the first
         model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
         model._pace = now, model.num_timesteps, model._n_updates

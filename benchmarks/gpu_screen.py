@@ -1,11 +1,11 @@
 """
-Try changes of the PyBullet preset in 48 short runs at a time: on one GPU, with a batched TD3 whose updates are TD3X's.
+Try changes of the PyBullet preset in dozens of runs at a time: on one GPU, with a batched TD3 whose updates are TD3X's.
 
-Every factor of ``gpu_screen.yml`` is in half of twelve settings (Plackett and Burman 1946,
-https://doi.org/10.1093/biomet/33.4.305), so that all runs tell about each; columns of the plan without a factor tell how large
-an effect is by chance. All runs take their steps together. The updates that follow a step are made during the next one, which
-they do not yet know.
-Usage: ``python benchmarks/gpu_screen.py [--check] [--seconds 570]``. ``--check`` needs no GPU: it compares the updates.
+A plan (``gpu_screen*.yml``) names factors, and settings by a sign per factor. Each factor is in half of the settings, so that
+all runs tell about it: ``gpu_screen.yml`` has twelve settings (Plackett and Burman 1946,
+https://doi.org/10.1093/biomet/33.4.305), ``gpu_screen_whole.yml`` half of a full factorial plan. All runs take their steps
+together. The updates that follow a step are made during the next one, which they do not yet know.
+Usage: ``python benchmarks/gpu_screen.py PLAN [--seconds 570]``, or ``--check``, which needs no GPU and compares the updates.
 """
 
 import argparse
@@ -19,9 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,14 @@ from results import versions
 from torch.nn import functional as F
 
 HERE = Path(__file__).parent
-OUT = HERE / "results" / "gpu_screen.csv"
 BIN = 25_000  # steps
+MEASURED = 110_000, 120_000  # the steps between which the pace is measured, to end in time
 HIDDEN = (400, 300)
 ROW = 2 * OBSERVATIONS + ACTIONS + 2
 """A transition: observation, action, next observation, reward, whether it terminated."""
 Episode = tuple[int, int, float, int]
 """The step at which it ended, the environment's row, its score and its length."""
 RATE, GAMMA, DROP, NOISE = 7e-4, 0.98, 2, 0.1  # of all settings
-FIRST = "++-+++---+-"  # of the plan's rows; the others are its rotations, and one without any factor
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,11 @@ class Setting:
     starts: int = 10_000
     quantiles: int = 25
     target_noise: float = 0.2
+    twice_until: int = 0  # steps with two updates each
 
-
-def design() -> np.ndarray:
-    """``(12, 11)`` of -1 and 1: which settings have which factors."""
-    rows = [[1 if FIRST[(column - row) % 11] == "+" else -1 for column in range(11)] for row in range(11)]
-    return np.array([*rows, [-1] * 11])
+    def shared(self) -> "Setting":
+        """What runs that are updated together have in common."""
+        return replace(self, tau=0.0, buffer=0)
 
 
 def forward(layers: list[th.Tensor], x: th.Tensor) -> th.Tensor:
@@ -91,10 +89,11 @@ class Adam:
 
 
 class Runs:
-    """Replay buffers and actors of all runs: ``tasks`` of each of the settings, in this order."""
+    """Replay buffers and actors of all runs: each of the tasks with the first setting, then with the next."""
 
     def __init__(self, settings: list[Setting], tasks: list[str], steps: int, device: str):
-        self.groups = [Group(setting, tasks, 10 + number, device) for number, setting in enumerate(settings)]
+        alike = [list(group) for _, group in groupby(settings, Setting.shared)]
+        self.groups = [Group(group, tasks, 10 + number, device) for number, group in enumerate(alike)]
         each = [setting for setting in settings for _ in tasks]
         self.count = count = len(each)
         self.limits = th.tensor([min(setting.buffer, steps) for setting in each], device=device)
@@ -107,8 +106,10 @@ class Runs:
         self.action = th.zeros(count, ACTIONS, device=device)
         self.mask = th.cat([group.mask for group in self.groups])
         self.actor = [th.cat([p.detach() for p in layers]) for layers in zip(*[g.actor for g in self.groups], strict=True)]
-        for number, group in enumerate(self.groups):
-            mine = group.slice = slice(number * len(tasks), (number + 1) * len(tasks))
+        end = 0
+        for group in self.groups:
+            begin, end = end, end + len(group.tasks)
+            mine = group.slice = slice(begin, end)
             group.actor = [p[mine].detach().requires_grad_() for p in self.actor]
             group.adams["actor"] = Adam(group.actor)
             group.rows, group.offsets = self.rows, self.offsets[mine, None]
@@ -135,7 +136,7 @@ class Runs:
 
 
 class Group:
-    """The networks of one setting, a run per task in the first axis, and for critics two of each."""
+    """The networks of settings that differ in ``tau`` and ``buffer`` alone, two critics for each run of the first axis."""
 
     rows: th.Tensor
     offsets: th.Tensor
@@ -143,8 +144,10 @@ class Group:
     last: th.Tensor
     slice: slice
 
-    def __init__(self, setting: Setting, tasks: list[str], seed: int, device: str):
-        self.setting, self.tasks, self.device = setting, tasks, device
+    def __init__(self, settings: list[Setting], each: list[str], seed: int, device: str):
+        self.setting, self.device = settings[0], device
+        self.tasks = tasks = each * len(settings)
+        self.tau = th.tensor([setting.tau for setting in settings for _ in each], device=device)[:, None, None]
         generator = th.Generator().manual_seed(seed)
 
         def network(inputs: list[int], sizes: tuple[int, ...]) -> list[th.Tensor]:
@@ -161,7 +164,7 @@ class Group:
         for task in tasks:
             observed, acted = list(range(TASKS[task][0])), [OBSERVATIONS + place for place in range(TASKS[task][1])]
             actors.append(network(observed, (OBSERVATIONS, *HIDDEN, ACTIONS)))
-            critics += [network(observed + acted, (OBSERVATIONS + ACTIONS, *HIDDEN, setting.quantiles)) for _ in range(2)]
+            critics += [network(observed + acted, (OBSERVATIONS + ACTIONS, *HIDDEN, self.setting.quantiles)) for _ in range(2)]
         self.actor, self.critic = (
             [th.stack(layer).to(device).requires_grad_() for layer in zip(*networks, strict=True)]
             for networks in (actors, critics)
@@ -181,12 +184,13 @@ class Group:
         return rows, th.randn(runs, batch, ACTIONS, device=self.device)
 
     def update_after(self, step: int, acted: Any) -> None:
-        """Start the update after a step, if there is one, as soon as the step's actions are chosen."""
-        starts = self.setting.starts
-        if step > starts + 1:
+        """Start the updates after a step, if there are any, as soon as the step's actions are chosen."""
+        since = step - self.setting.starts
+        if since > 1:
             with th.cuda.stream(self.stream):
                 self.stream.wait_event(acted)
-                self.graphs[(step - starts) % 2].replay()
+                for graph in self.graphs if step <= self.setting.twice_until else [self.graphs[since % 2]]:
+                    graph.replay()
                 self.updated.record()
             th.cuda.current_stream().wait_event(self.updated)
 
@@ -221,8 +225,10 @@ class Group:
             values = forward([p[0::2] for p in critic], inputs) if n == 1 else forward(critic, twice(inputs)) / 2
             self.adams["actor"].step(th.autograd.grad(-values.mean((1, 2)).sum(), self.actor), self.rate)
             with th.no_grad():
-                th._foreach_lerp_(self.critic_target, [p.detach() for p in self.critic], setting.tau)
-                th._foreach_lerp_(self.actor_target, [p.detach() for p in self.actor], setting.tau)
+                for target, critic_weight in zip(self.critic_target, self.critic, strict=True):
+                    target.lerp_(critic_weight, twice(self.tau))
+                for target, actor_weight in zip(self.actor_target, self.actor, strict=True):
+                    target.lerp_(actor_weight, self.tau)
 
     def record(self) -> None:
         """Make the CUDA graphs of an update without and with the actor. Warming up changes nothing that lasts."""
@@ -318,7 +324,7 @@ def train(runs: Runs, steps: int, seconds: float, python: str, device: str = "cu
             group.record()
         acting, acted = recorded(partial(runs.act, incoming, outgoing), th.cuda.Stream()), th.cuda.Event()
         environments.wait_until_they_are_there()
-        begin = time.perf_counter()
+        begin, measured = time.perf_counter(), 0.0
         for step in range(1, steps + 1):
             for group in runs.groups if step % 100 == 1 else ():
                 runs.random[group.slice].fill_(step <= group.setting.starts)
@@ -336,15 +342,21 @@ def train(runs: Runs, steps: int, seconds: float, python: str, device: str = "cu
             for group in runs.groups:
                 group.update_after(step, acted)
             environments.finish(step)
+            elapsed = time.perf_counter() - begin
             if step % 2500 == 0:
-                elapsed = time.perf_counter() - begin
                 print(f"{step} steps, {elapsed:.0f} s, {elapsed / step * 1e3:.2f} ms each", flush=True)
-                if elapsed > seconds:
-                    break
+            if step == MEASURED[0]:
+                measured = elapsed
+            if step == MEASURED[1]:  # the rate is to fall to 0 in the time there is
+                pace = (elapsed - measured) / (MEASURED[1] - MEASURED[0])
+                steps = step + int(min(steps - step, 0.97 * (seconds - elapsed) / pace))
+                print(f"{steps} steps in all", flush=True)
+            if step == steps or elapsed > seconds:
+                break
         return environments.log
 
 
-def write(log: list[Episode], names: list[str], tasks: list[str]) -> None:
+def write(log: list[Episode], names: list[str], tasks: list[str], out: Path) -> None:
     """Mean scores of the episodes that ended in each whole part of a run, weighted with their length, and their number."""
     parts: dict[tuple[Any, ...], list[tuple[float, int]]] = {}
     for step, row, score, length in log:
@@ -352,7 +364,7 @@ def write(log: list[Episode], names: list[str], tasks: list[str]) -> None:
         end = math.ceil(step / BIN) * BIN
         if end <= math.ceil(log[-1][0] / 2500) * 2500:
             parts.setdefault((names[setting], tasks[task], end), []).append((score, length))
-    with OUT.open("w", newline="") as file:
+    with out.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["setting", "task", "steps", "score", "episodes"])
         for key, found in sorted(parts.items()):
@@ -374,7 +386,7 @@ def check() -> None:
     env.action_space = gymnasium.spaces.Box(-1, 1, (acts,))
     inputs = [*range(size), *range(OBSERVATIONS, OBSERVATIONS + acts)]
     for quantiles in (25, 1):
-        group = Group(Setting(quantiles=quantiles), ["Ant", "Hopper"], 0, "cpu")
+        group = Group([Setting(quantiles=quantiles)], ["Ant", "Hopper"], 0, "cpu")
         model = TD3X("MlpPolicy", env, learning_rate=7e-4, gamma=0.98, batch_size=128, tau=0.02, n_quantiles=quantiles,
                      policy_kwargs={"net_arch": [*HIDDEN]}, device="cpu")  # fmt: skip
         policy: Any = model.policy
@@ -410,20 +422,22 @@ def check() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", nargs="?", type=Path, help="a file like gpu_screen.yml")
     parser.add_argument("--check", action="store_true", help="compare the updates with TD3X's")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time, also before all steps are made")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments' processes")
     args = parser.parse_args()
     if args.check:
         return check()
-    plan = yaml.safe_load((HERE / "gpu_screen.yml").read_text())
+    plan = yaml.safe_load(args.plan.read_text())
     factors, steps, tasks = plan["factors"], plan["steps"], list(TASKS)
-    chosen = [[name for name, level in zip(factors, row, strict=False) if level > 0] for row in design()]
+    chosen = [[name for name, sign in zip(factors, row, strict=True) if sign == "+"] for row in plan["settings"]]
     settings = [Setting(**{key: value for name in names for key, value in factors[name].items()}) for names in chosen]
+    out = HERE / "results" / f"{args.plan.stem}.csv"
     log = train(Runs(settings, tasks, steps, "cuda"), steps, args.seconds, args.python)
-    write(log, [" + ".join(names) or "none" for names in chosen], tasks)
+    write(log, [" + ".join(names) or "none" for names in chosen], tasks, out)
     facts = {"gpu": th.cuda.get_device_name(), "steps": log[-1][0], "versions": versions()}
-    OUT.with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
+    out.with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,6 @@ QUANTILES, EMBEDDED = "q25-tau0.02", "q25-tau0.02-sale64-targetnoise0.1"
 CHANGES = (
     Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "dropped"),
     Change("the same and target noise of 0.1, not 0.2", EMBEDDED, QUANTILES, "dropped"),
-    Change("target noise of 0.1 alone, with embeddings", EMBEDDED, "q25-tau0.02-sale64", "an option"),
-    Change("the actor's rate 3e-4, with embeddings", f"{EMBEDDED}-actorlr3e-4", EMBEDDED, "an option"),
-    Change("10,000 random steps, not 3,000, with embeddings", f"{EMBEDDED}-starts10000", EMBEDDED, "in runs of 500,000 steps"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
     Change("TD3's critics, tau 0.005, batch 256, as rl-zoo3's TD3", "scalar-tau0.005-batch256", QUANTILES, "an option"),
     Change("TD3's critics, not quantiles, 256-256", "scalar-tau0.02-net256", "q25-tau0.02-net256", "an option"),
@@ -118,10 +115,10 @@ def _each_end(found: Runs, setting: str, task: str) -> str:
     return ", ".join(f"{score:.0f} ({seed})" for seed, score in sorted(_scores(found, setting, task).items())) or "-"
 
 
-def effects_table() -> str:
-    """What each factor of ``gpu_screen.yml`` is worth at the end of the runs, by least squares, as Markdown."""
-    factors = list(yaml.safe_load((BENCHMARKS / "gpu_screen.yml").read_text())["factors"])
-    with (BENCHMARKS / "results" / "gpu_screen.csv").open(newline="") as file:
+def effects_table(plan: str) -> str:
+    """What each factor of a plan of ``gpu_screen.py`` is worth at the end of the runs, by least squares, as Markdown."""
+    factors = list(yaml.safe_load((BENCHMARKS / f"{plan}.yml").read_text())["factors"])
+    with (BENCHMARKS / "results" / f"{plan}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     ends = sorted({int(row["steps"]) for row in rows})[-2:]
     settings = sorted({row["setting"] for row in rows})
@@ -186,4 +183,5 @@ def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
     """Fill the page's tables."""
     fill(page, "ablation table", ablation_table(runs()))
     fill(page, "recipe table", recipe_table(runs()))
-    fill(page, "effects table", effects_table())
+    fill(page, "effects table", effects_table("gpu_screen"))
+    fill(page, "whole effects table", effects_table("gpu_screen_whole"))

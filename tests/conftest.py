@@ -88,7 +88,7 @@ def optimized():
 @pytest.fixture(params=["plain", "compiled"])
 def path(request):
     """The way updates are made. Compiled programs are for batches of ``batch_size``: 8, where a test uses this."""
-    if request.param == "compiled" and not compiled._has_compiler():
+    if request.param == "compiled" and not compiled.has_compiler():
         pytest.skip("no C++ compiler on this machine")
     return request.param
 

@@ -13,7 +13,7 @@ def noise(seed, size=8):
 
 def ready(path, **kwargs):
     """Skips the test where this path needs a compiler that is not there."""
-    if path == "compiled" and not compiled._has_compiler():
+    if path == "compiled" and not compiled.has_compiler():
         pytest.skip("no C++ compiler on this machine")
     return without_output(model(accelerate=path, batch_size=8, **kwargs))
 

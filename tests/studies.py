@@ -94,22 +94,15 @@ def after_200_steps(act):
         TD3XCheckpointCallback._save = save
 
 
-def train_and_be_killed(run, path):
-    """Trains, but its first attempt is killed after the checkpoint of 200 steps."""
-    return end_once(run, path, lambda _: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def train_and_lose_env(run, path):
-    """Trains, but in its first attempt the process of an environment ends after the checkpoint of 200 steps."""
+def train_and_be_lost_once(run, path):
+    """Trains, but after the first checkpoint of 200 steps seed 0 is killed, and the process of seed 1's environment ends."""
 
     def lose(_):
+        if run.seed == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         raise EnvironmentDiedError([3], "ended for once")
 
-    return end_once(run, path, lose)
-
-
-def end_once(run, path, end):
-    with nullcontext() if (path / "checkpoint").exists() else after_200_steps(end):
+    with nullcontext() if (path / "checkpoint").exists() else after_200_steps(lose):
         return train_td3x(run, path)
 
 

@@ -21,7 +21,7 @@ OPTIONS = ["--batch", "4", "--net", "8,6"]
 
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch):
-    monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
+    monkeypatch.setattr(compiled, "has_compiler", lambda: False)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_path_that_cannot_be_used_is_named_with_the_reason():
 
 
 def test_all_paths_have_the_settings_of_sb3(monkeypatch):
-    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
     sb3, *paths = [bench.model(algorithm, SMALL, **settings) for algorithm, settings in bench.ALGORITHMS.values()]
     assert [learner.accelerate for learner in paths] == ["plain", "compiled"]
     equal = ("batch_size", "learning_rate", "gamma", "tau", "policy_delay", "target_policy_noise", "target_noise_clip")

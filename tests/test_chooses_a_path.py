@@ -26,7 +26,7 @@ def switch(monkeypatch):
     """``"auto"`` switches after a few updates; a program is its recording, and ``made`` lists after how many updates."""
     made = []
     monkeypatch.setattr(compiled, "SWITCH_AFTER", SWITCH)
-    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
     make = Updater._make
     monkeypatch.setattr(Updater, "_make", lambda updater, *args: made.append(updater.updates_made) or make(updater, *args))
@@ -101,13 +101,13 @@ class TestAuto:
         assert "keeps changing" in algorithm._updater._declined
 
     def test_stays_plain_without_a_compiler(self, monkeypatch):
-        monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: False)
         assert update_path("auto", model().policy, SWITCH_AFTER) == "plain"
 
 
 class TestCompiled:
     def test_is_refused_without_a_compiler(self, monkeypatch):
-        monkeypatch.setattr(compiled, "_has_compiler", lambda: False)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: False)
         with pytest.raises(CannotAccelerate, match="no C\\+\\+ compiler"):
             model(accelerate="compiled")
 
@@ -116,14 +116,14 @@ class TestCompiled:
         [("no space left", "no space left"), ("C++ compile error\n\nx.cpp: error: old", "x.cpp: error: old")],
     )
     def test_is_refused_where_the_compiler_fails(self, error, line, monkeypatch):
-        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
         monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError(error)))
         with pytest.raises(CannotAccelerate, match=f"compiling the update failed \\(OSError: {re.escape(line)}"):
             train_on(ready("compiled"), [0])
 
     def test_leaves_out_options_of_a_later_torch(self, monkeypatch):
         asked, usual = [], dict(compiled._OPTIONS)
-        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
         monkeypatch.setitem(compiled._OPTIONS, "aot_inductor.of_a_later_torch", True)
         monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: asked.append(options) or program)
         train_on(ready("compiled"), [0])

@@ -135,7 +135,7 @@ def with_extractor(extractor):
 def recorded(monkeypatch):
     """Programs run operation by operation: what is recorded is what counts here."""
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
-    monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
 
 
 def assert_plain_takes_over(extractor, capsys):
@@ -200,7 +200,7 @@ def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_fini
     assert [id(buffer) for buffer in algorithm.policy.buffers()] == held
 
 
-@pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
+@pytest.mark.skipif(not compiled.has_compiler(), reason="no C++ compiler on this machine")
 def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
     assert "compiling the update failed" in assert_plain_takes_over(Recurrent, capsys)
 

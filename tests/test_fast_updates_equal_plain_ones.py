@@ -23,7 +23,7 @@ from sb3_td3x.td3x import compiled
 from tests.paths import assert_equal, noise, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
 
-pytestmark = pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(not compiled.has_compiler(), reason="no C++ compiler on this machine")
 
 
 class NormalizedExtractor(BaseFeaturesExtractor):

@@ -21,7 +21,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.td3x.compiled import _has_compiler
+from sb3_td3x.td3x.compiled import has_compiler
 from sb3_td3x.td3x.diagnostics import measure
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings
@@ -180,7 +180,7 @@ class TestARunWithALogEqualsOneWithout:
         ids=["plain", "episodes", "a buffer with a generator", "batch norm", "compiled"],
     )
     def test_bit_for_bit(self, kwargs, tmp_path):
-        if kwargs.get("accelerate") == "compiled" and not _has_compiler():
+        if kwargs.get("accelerate") == "compiled" and not has_compiler():
             pytest.skip("there is no C++ compiler")
         with_log = logged(tmp_path, "csv", **kwargs)
         drawn_with = random.random(), np.random.random(), th.rand(1)

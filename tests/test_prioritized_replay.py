@@ -148,7 +148,7 @@ class TestAlgorithm:
         assert max(expected) > 1  # all smaller errors have this one
         np.testing.assert_allclose(algorithm.replay_buffer.priorities[place], expected, rtol=1e-5)
 
-    @pytest.mark.skipif(not compiled._has_compiler(), reason="no C++ compiler on this machine")
+    @pytest.mark.skipif(not compiled.has_compiler(), reason="no C++ compiler on this machine")
     def test_compiled_updates_tell_the_same_errors(self):
         told = {"plain": [], "compiled": []}
         models = pair(prioritization="lap", n_quantiles=5, policy_delay=1)

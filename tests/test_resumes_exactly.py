@@ -357,7 +357,7 @@ class TestSaysWhatIsNotExact:
     def test_another_path_of_the_updates_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
-        monkeypatch.setattr(compiled, "_has_compiler", lambda: True)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
         resumed = resume_run(tmp_path, seeded())
         with pytest.warns(UserWarning, match="update path was plain, is compiled"):
             resumed._setup_learn(20, None, reset_num_timesteps=False)

@@ -18,7 +18,7 @@ from sb3_td3x.runs import runners
 from sb3_td3x.runs.study import StudyFolder
 from tests.commands import start, wait_until
 from tests.resuming import leave_lock
-from tests.studies import Outcome, made, nodes, resumed_at, saved_steps, study, tables, train_and_be_killed, train_and_lose_env
+from tests.studies import Outcome, made, nodes, resumed_at, saved_steps, study, tables, train_and_be_lost_once
 
 
 def attempts(path, run):
@@ -35,24 +35,17 @@ def whole(tmp_path_factory):
     return tables(path)
 
 
-@pytest.fixture(scope="class")
-def two_nodes():
-    with nodes(1, 1) as (cluster, _):
-        yield cluster.address
-
-
 class TestWorkers:
-    @pytest.mark.parametrize("train", [train_and_be_killed, train_and_lose_env])
-    def test_a_lost_process_of_a_run_or_its_environment_is_replaced_and_the_run_resumed_exactly(self, train, whole, tmp_path):
-        self.check(whole, tmp_path, runners.local(2), train)
+    def test_a_lost_process_of_a_run_or_its_environment_is_replaced_and_the_run_resumed_exactly(self, whole, tmp_path):
+        self.check(whole, tmp_path, runners.local(2))
 
-    @pytest.mark.parametrize("train", [train_and_be_killed, train_and_lose_env])
-    def test_so_is_that_of_a_ray_worker_and_two_nodes_give_the_scores_of_one_machine(self, train, whole, tmp_path, two_nodes):
-        self.check(whole, tmp_path, runners.on_ray(two_nodes), train)
+    def test_so_is_that_of_a_ray_worker_and_two_nodes_give_the_scores_of_one_machine(self, whole, tmp_path):
+        with nodes(1, 1) as (cluster, _):
+            self.check(whole, tmp_path, runners.on_ray(cluster.address))
 
-    def check(self, whole, path, runner, train):
+    def check(self, whole, path, runner):
         runs = study(path / "s.yml")
-        outcomes = made(runs, path, runner, train)
+        outcomes = made(runs, path, runner, train_and_be_lost_once)
         assert all(outcome.is_finished for outcome in outcomes.values())
         assert [attempts(path, run) for run in runs] == [[0, 200]] * 2
         assert tables(path) == whole
@@ -76,10 +69,14 @@ def failing(run, path):
     raise ValueError("no luck")
 
 
-def leaving_a_thread(run, path):
-    threading.Thread(target=time.sleep, args=(1e6,)).start()
+def finished(run, path):
     path.joinpath("scores.csv").write_text("")
     return True
+
+
+def leaving_a_thread(run, path):
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
+    return finished(run, path)
 
 
 def killed(run, path):
@@ -93,7 +90,7 @@ class TestLocks:
         folder = StudyFolder.at(tmp_path).run(run)
         folder.mkdir(parents=True)
         leave_lock(folder, host="elsewhere", pid=1)
-        assert made(runs, tmp_path)[run.name].is_finished
+        assert made(runs, tmp_path, train=finished)[run.name].is_finished
 
     def test_that_of_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
         """As one that saves its last checkpoint while the study is begun again."""
@@ -104,7 +101,7 @@ class TestLocks:
             held.enter_context(RunLock(folder))
             leaves = threading.Timer(1, held.close)
             leaves.start()
-            outcomes = made(runs, tmp_path)
+            outcomes = made(runs, tmp_path, train=finished)
             leaves.join()
         assert outcomes[run.name].is_finished
 

@@ -58,7 +58,7 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
         return "plain"
     if policy.device.type != "cpu":
         reason = f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
-    elif not _has_compiler():
+    elif not has_compiler():
         reason = f"there is no C++ compiler (install {_COMPILER}, or set CXX to another one)"
     else:
         return "compiled"
@@ -71,7 +71,7 @@ _which = functools.cache(shutil.which)
 """Cached, because it is asked before every series of updates and PATH may be long."""
 
 
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
     return _which(os.environ.get("CXX", _COMPILER), path=os.environ.get("PATH")) is not None
 
 

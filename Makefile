@@ -73,7 +73,7 @@ versions: $(ALL)
 	$(BIN)/python -m pip install --quiet nox
 	$(BIN)/nox
 
-# Hours on two cores: every speed and every run whose figures are not there yet
+# Days on two cores: every speed and every run whose figures are not there yet
 bench: speed $(ALL)
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py

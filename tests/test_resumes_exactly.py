@@ -21,7 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecCheckNan, VecMonitor, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, env_state, resume_run, save_run
@@ -305,6 +305,14 @@ class TestSaysWhatIsNotExact:
         other = DummyVecEnv([lambda: EpisodeSeeds(Monitor(LineEnv()), 7, 0)])
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, other).learn(60, resume=True).num_timesteps == 60
+
+    def test_layers_around_the_environments_are_known_by_their_class_and_a_missing_one_is_named(self, tmp_path):
+        model(VecNormalize(seeded(OpenLineEnv))).learn(40, TD3XCheckpointCallback(20, tmp_path, keep_last=9))
+        moved = resume_run(tmp_path, VecCheckNan(VecNormalize(seeded(OpenLineEnv))), checkpoint=20)
+        assert moved.get_vec_normalize_env().obs_rms.count == pytest.approx(21, abs=0.01)
+        assert moved.learn(30, resume=True).resumptions[-1]["not_restored"] == []
+        with pytest.warns(UserWarning, match="not restored exactly: the state of VecNormalize, which is not around"):
+            resume_run(tmp_path, seeded(OpenLineEnv), checkpoint=20).learn(30, resume=True)
 
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
     def test_an_episode_that_others_went_on_with_before_the_save_is_cut(self, tmp_path, env):

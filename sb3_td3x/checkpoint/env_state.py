@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import (
     VecCheckNan,
     VecEnv,
     VecEnvWrapper,
+    VecExtractDictObs,
     VecMonitor,
     VecNormalize,
     VecTransposeImage,
@@ -33,7 +34,7 @@ LAYERS: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction), ()),
     **dict.fromkeys((wrappers.FilterObservation, wrappers.FlattenObservation, wrappers.RescaleObservation), ()),
     **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
-    **dict.fromkeys((VecTransposeImage, VecCheckNan), ()),
+    **dict.fromkeys((VecTransposeImage, VecCheckNan, VecExtractDictObs), ()),
     wrappers.TimeLimit: ("_elapsed_steps",),
     wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
     wrappers.NormalizeObservation: ("obs_rms",),
@@ -121,12 +122,17 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: Iterable[bool]) -> bool
     return all(_call(innermost, "set_env_state", arguments) or [False])
 
 
-def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> None:
-    """Give the layers around the environments the state that ``get`` gave, of the current episodes too or not."""
-    *around, _ = vec_layers(env)
-    for layer, (name, state) in zip(around, saved["vec"], strict=False):
-        if state is not None and name == type(layer).__name__:
+def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> list[str]:
+    """
+    Give the layers around the environments, by their classes, the state that ``get`` gave, of the current episodes too or not.
+
+    :return: what could not be restored, in words
+    """
+    states = dict(saved["vec"])
+    for layer in vec_layers(env)[:-1]:
+        if (state := states.pop(type(layer).__name__, None)) is not None:
             _set_state(layer, {key: state[key] for key in state if of_episodes or key not in OF_EPISODES})
+    return [f"the state of {name}, which is not around these environments" for name, state in states.items() if state]
 
 
 def monitor_files(env: VecEnv) -> list[str]:

@@ -267,18 +267,17 @@ class _Restoration:
         with as_checkpoint_error(self.checkpoint.path / STATE):
             restored = env_state.set_envs(env, saved, at_start)
         if saved["complete"] and restored:
-            env_state.set_vec(env, saved)
             model._last_obs = self.last_obs
-            return []
+            return env_state.set_vec(env, saved)
         first: Any = env.reset()
-        env_state.set_vec(env, saved, of_episodes=False)
+        problems = env_state.set_vec(env, saved, of_episodes=False)
         if normalization is not None:
             model._last_original_obs = normalization.get_original_obs()
             first = normalization.normalize_obs(model._last_original_obs)  # by the saved statistics
         model._last_obs, model._last_episode_starts = first, np.ones(env.num_envs, dtype=bool)
         truncate_episodes(model.replay_buffer, ~at_start)
-        problems = [f"what {name} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
-                    for name in env_state.get(env)["forgets"]]  # fmt: skip
+        problems += [f"what {name} may keep beyond an episode (a wrapper without get_run_state and set_run_state)"
+                     for name in env_state.get(env)["forgets"]]  # fmt: skip
         if not at_start.all():
             if model.action_noise is not None:
                 model.action_noise.reset()

@@ -9,6 +9,7 @@ from stable_baselines3.common.callbacks import (
     ConvertCallback,
     EvalCallback,
     EveryNTimesteps,
+    LogEveryNTimesteps,
     StopTrainingOnMaxEpisodes,
 )
 from stable_baselines3.common.env_util import make_vec_env
@@ -32,6 +33,7 @@ class TestExactly:
             evaluation,
             every,
             StopTrainingOnMaxEpisodes(1000),
+            LogEveryNTimesteps(30),
             TD3XCheckpointCallback(50, tmp_path / "checkpoint", keep_last=9),
         ]
 
@@ -58,6 +60,7 @@ class TestExactly:
         assert resumed[0].best_mean_reward == whole[0].best_mean_reward
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
+        assert resumed[3].last_time_trigger == whole[3].last_time_trigger == STEPS
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     def test_an_evaluation_does_not_begin_its_seeded_episodes_again(self, tmp_path):

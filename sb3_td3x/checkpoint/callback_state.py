@@ -89,6 +89,8 @@ def named(callbacks: Callbacks, within: str = "") -> Iterator[tuple[str, BaseCal
         numbered = f"{name}[{seen[name]}]"
         seen[name] += 1
         yield numbered, callback
+        if isinstance(callback, sb3.LogEveryNTimesteps):
+            continue  # inside it is a method of its own
         for child in ("callback_on_new_best", "callback"):  # of an EvalCallback, of an EventCallback
             yield from named(getattr(callback, child, None), f"{numbered}.{child}.")
 

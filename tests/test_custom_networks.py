@@ -251,9 +251,10 @@ def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimize
 def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
     models = pair(**BY_MULTIPLYING)
     for algorithm in models:
-        train_on(algorithm, range(2))
-        for network in (algorithm.critic, algorithm.actor):
-            network.features_extractor.scale = 0.5
+        for scale in (0.5, np.float64(0.1), np.float32(0.9)):
+            train_on(algorithm, range(2))
+            for network in (algorithm.critic, algorithm.actor):
+                network.features_extractor.scale = scale
         train_on(algorithm, range(2, 4))
     assert_equal(*models)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Number
 from typing import Any
 
 import torch as th
@@ -350,7 +351,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         (name, value)
         for module in tensors.with_numbers
         for name, value in vars(module).items()
-        if type(value) in (bool, int, float, str)
+        if isinstance(value, (Number, str))
     ]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 

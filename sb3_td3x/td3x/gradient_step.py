@@ -119,9 +119,7 @@ class PolicyTensors:
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
-        # Batch norm's running statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
-        running = [[dict(network.named_buffers()) for network in pair] for pair in pairs]
-        self.statistics = [[[part[name] for name in part if "running_" in name] for part in pair] for pair in running]
+        self.with_buffers = [pair for pair in pairs if [*pair[0].buffers()]]
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
@@ -215,8 +213,9 @@ class GradientStep:
     def _update_targets(self, tau: float) -> None:
         for targets, sources in self.tensors.targets:
             losses.polyak_update(targets, sources, tau)
-        for copies, statistics in self.tensors.statistics:
-            losses.polyak_update(copies, statistics, 1.0)
+        # Such as batch norm's statistics, which are averages already: they are copied, also with tau 0 (SB3 issue #996)
+        for target, source in self.tensors.with_buffers:
+            th._foreach_copy_([*target.buffers()], [*source.buffers()])
 
     @th.no_grad()
     def _save_state(self, with_actor: bool) -> Callable[[], None]:

@@ -6,6 +6,7 @@ Environments are reset where ``learn`` begins anew or continues with a loaded mo
 
 import itertools
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
 from tests.tools import LineEnv, model
@@ -143,17 +144,17 @@ class TestAnEpisodeThatIsCut:
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
 
-    @pytest.mark.parametrize("normalizes", [False, True])
-    def test_is_one_during_which_a_callback_used_the_environment(self, normalizes):
-        """Between two rollouts and inside a step, whose observation ``VecNormalize`` no longer has."""
+    @pytest.mark.parametrize("layer", [list, VecNormalize, partial(VecFrameStack, n_stack=2)])
+    def test_is_one_during_which_a_callback_used_the_environment(self, layer):
+        """Between two rollouts and inside a step, whose observation ``VecNormalize`` and ``VecFrameStack`` no longer have."""
         env = DummyVecEnv([CountingEnv] * 2)
-        algorithm = model(VecNormalize(env) if normalizes else env, gradient_steps=0, learning_starts=1000)
+        algorithm = model(env if layer is list else layer(env), gradient_steps=0, learning_starts=1000)
         callbacks = [
             EvaluatesOnTheTrainingEnvironment(method, at) for method, at in (("_on_rollout_start", 10), ("_on_step", 24))
         ]
         buffer = algorithm.learn(80, callbacks).replay_buffer
-        assert buffer.size() == (39 if normalizes else 40)
-        moved = buffer.next_observations[: buffer.size()] - buffer.observations[: buffer.size()]
+        assert buffer.size() == 39
+        moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
         assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
 
     def stop(self, algorithm):

@@ -8,6 +8,7 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common import callbacks as sb3_callbacks
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
@@ -254,3 +255,16 @@ def test_a_discrete_or_unbounded_action_space_is_refused(space, message):
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(4)], ids=repr)
 def test_observations_that_are_no_box(space):
     trains(model(Samples(space)))
+
+
+def test_a_logger_that_a_callback_sets_lasts():
+    class Sets(sb3_callbacks.BaseCallback):
+        def _init_callback(self):
+            self.model.set_logger(Logger(None, []))
+
+        def _on_step(self):
+            return True
+
+    algorithm = TD3X("MlpPolicy", LineEnv(), policy_kwargs={"net_arch": [8]}).learn(20, Sets())
+    logger = algorithm.logger
+    assert algorithm.learn(20, reset_num_timesteps=False).logger is logger

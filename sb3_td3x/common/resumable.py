@@ -129,7 +129,7 @@ class Resumable(OffPolicyAlgorithm):
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
         is_used_by_others = self._is_env_used_by_others()
-        if not (is_used_by_others and self._vec_normalize_env):  # VecNormalize has only the latest observations
+        if not is_used_by_others:  # VecNormalize has only the latest observations, VecFrameStack has written into these
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
             self._rows_stored += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
@@ -171,9 +171,9 @@ class Resumable(OffPolicyAlgorithm):
             self._last_obs = None  # so that SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             truncate_episodes(self.replay_buffer)  # SB3 is about to reset the environments
-        has_logger = self._custom_logger
+        has_logger, made = self._custom_logger, None
         if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
-            self.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
+            self.set_logger(made := Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
         if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
@@ -183,7 +183,7 @@ class Resumable(OffPolicyAlgorithm):
         finally:
             if is_kept:
                 del vars(noise)["reset"]
-            self._custom_logger = has_logger
+            self._custom_logger &= has_logger or self._logger is not made  # a callback may have set one
         self._is_stored = True
         self._stops_before_next_step = self._is_inside_rollout = False
         if reset_num_timesteps:

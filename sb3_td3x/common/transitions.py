@@ -69,17 +69,23 @@ class KeptStatistics:
     """The statistics of ``VecNormalize`` after the last good step, because a NaN that is counted stays in them."""
 
     def __init__(self, env: VecNormalize | None):
-        self._moments: list[RunningMeanStd] = [] if env is None else [env.ret_rms]
-        if env is not None and env.norm_obs:
-            self._moments += env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]
+        self._env = env
         self.keep()
+
+    def _moments(self) -> list[RunningMeanStd]:
+        """Those that are in use: ``sync_envs_normalization`` replaces them."""
+        env = self._env
+        moments: list[RunningMeanStd] = [] if env is None else [env.ret_rms]
+        if env is not None and env.norm_obs:
+            moments += env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]
+        return moments
 
     def keep(self) -> None:
         """Keep the present ones. ``VecNormalize`` replaces their arrays and does not write into them."""
-        self._kept = [dict(vars(moments)) for moments in self._moments]
+        self._kept = [dict(vars(moments)) for moments in self._moments()]
 
     def restore(self) -> None:
-        for moments, kept in zip(self._moments, self._kept, strict=True):
+        for moments, kept in zip(self._moments(), self._kept, strict=True):
             vars(moments).update(kept)
 
 

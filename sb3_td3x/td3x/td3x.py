@@ -520,9 +520,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
     ) -> None:
-        normalization, when = self._vec_normalize_env, f"environment step {self.num_timesteps}"
-        if normalization is None or not self._is_env_used_by_others():  # else it is not stored
-            transitions.check_transition(buffer_action, new_obs, reward, infos, normalization, when)
+        if not self._is_env_used_by_others():  # else it is not stored
+            when = f"environment step {self.num_timesteps}"
+            transitions.check_transition(buffer_action, new_obs, reward, infos, self._vec_normalize_env, when)
             self._statistics.keep()
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now

@@ -1,5 +1,6 @@
 """What is stored is what the environment gave: also where arrays are used again; and what cannot be learned from is named."""
 
+import gc
 import multiprocessing
 import os
 import time
@@ -193,6 +194,7 @@ class TestProcessesOfEnvironments:
             continued[at]()
         assert not any(process.is_alive() for process in env.processes)
         env.close()
+        gc.collect()  # may not crash
 
     def test_that_end_while_they_start_are_told_with_the_likely_reason(self, monkeypatch):
         monkeypatch.setattr(environments, "SubprocVecEnv", Mock(side_effect=BrokenPipeError))  # typer says nothing of it

@@ -2,6 +2,7 @@
 
 import copy
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
@@ -90,6 +91,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
         close_env(innermost)
         codes = ", ".join(map(str, exit_codes.values()))
         how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
+        traceback.clear_frames(error.__traceback__)  # Connection.send's crash the garbage collector of Python 3.12.1
         raise EnvironmentDiedError(list(exit_codes), how) from error
 
 

@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 PRIORITY_EXPONENT = 0.4
-"""Between uniform sampling (0) and sampling in proportion to the error (1): the value of LAP's authors for all tasks."""
+"""Between uniform sampling (0) and sampling in proportion to the error (1): LAP's authors' value for continuous control."""
 MAX_REJECTION_ROUNDS = 8
 """Of four candidates per transition asked for: enough if one of 32 is accepted on average."""
 MAX_PRIORITY_INTERVAL = 250

@@ -145,16 +145,26 @@ class TestWhatCannotBeLearnedFrom:
         env = VecNormalize(DummyVecEnv([lambda: Spoilt(15, lambda o, _, *rest: (o, 1e30, *rest))]))
         assert model(env).learn(30)._n_updates == 20
 
-    def test_a_reward_of_a_hindsight_goal(self):
+    @pytest.mark.parametrize(
+        ("reward", "said"),
+        [
+            (
+                lambda achieved: np.full(len(achieved), 1e38),
+                r"hindsight goal \(compute_reward\) is beyond 1e\+15 at update 1\.",
+            ),
+            (np.linalg.norm, "compute_reward has to take arrays of goals, one in each row"),  # without `axis`
+        ],
+    )
+    def test_a_reward_of_a_hindsight_goal(self, reward, said):
         class Goals(LineEnv):
             def __init__(self):
                 super().__init__(spaces.Dict({key: spaces.Box(-10, 10, (1,)) for key in GOAL_KEYS}))
 
             def compute_reward(self, achieved, desired, info):
-                return np.full(len(achieved), 1e38)
+                return reward(achieved)
 
         learner = model(Goals(), "MultiInputPolicy", replay_buffer_class=HerReplayBuffer, learning_starts=25)
-        with pytest.raises(NonFiniteError, match=r"hindsight goal \(compute_reward\) is beyond 1e\+15 at update 1\."):
+        with pytest.raises(ValueError, match=said):
             learner.learn(60)
 
     def test_a_loss_names_the_way_back_too(self):

@@ -22,6 +22,8 @@ def sample(
     """``buffer.sample`` with a check of the rewards of hindsight goals, which are computed only now."""
     batch = buffer.sample(batch_size, env=normalization)
     if isinstance(buffer, HerReplayBuffer):
+        if len(batch.rewards) != len(batch.dones):  # of one for all of its goals SB3 makes one row
+            raise ValueError("compute_reward has to take arrays of goals, one in each row, and return as many rewards")
         check_rewards(batch.rewards.numpy(force=True), "reward of a hindsight goal (compute_reward)", when)
     return batch
 

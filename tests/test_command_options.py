@@ -165,6 +165,13 @@ class TestEndlessEnvironments:
         with np.load(run.folder.evaluations) as evaluations:
             assert evaluations["ep_lengths"].tolist() == [[30, 30], [30, 30]]
 
+    @pytest.mark.filterwarnings("ignore:Endless-v0 declares")
+    def test_show_wrappers_no_limit_that_training_has_not(self, registered):
+        registered("Endless-v0", lambda: LineEnv(length=200), max_episode_steps=None)
+        wrapped = {"env_wrapper": {"sb3_contrib.common.wrappers.TimeFeatureWrapper": {"max_steps": 200}}}
+        for stream in (environments.TRAINING, environments.EVALUATION):
+            assert environments.open_env("Endless-v0", 0, stream, wrapped).get_attr("_max_steps") == [200]
+
 
 class TestEnvironmentNames:
     @pytest.mark.parametrize(("name", "near"), [("Pendulm-v1", "`Pendulum`"), ("Pendulum-v9", "`v1`")])

@@ -193,7 +193,10 @@ BAD_TRAINING = {
     "more memory than there is": (["--set", "buffer_size=1e13"], "Unable to allocate"),
     "hindsight replay without goals": (["--set", "replay_buffer_class=HerReplayBuffer"], "used with Dict obs space only"),
     "images where there are none": (["--set", "policy=CnnPolicy"], "You should use NatureCNN only with images"),
-    "a wrapper without its arguments": (["--set", f"env_wrapper={RESCALE}"], f"{RESCALE} does not take the arguments {{}}"),
+    "a wrapper without its arguments": (
+        ["--set", f"env_wrapper={RESCALE}"],
+        f"{RESCALE} does not take this environment or {{}}",
+    ),
     "an unknown argument of the buffer": (["--set", "replay_buffer_kwargs.goals=4"], "unexpected keyword argument 'goals'"),
     "a module that is not there": (["--env", "no_such_module:Env-v0"], "no_such_module cannot be imported"),
     **({} if th.cuda.is_available() else {"a device that is not there": (["--device", "cuda"], "of auto, cpu, not 'cuda'")}),

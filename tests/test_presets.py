@@ -238,7 +238,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["normalize={norm_obs: maybe}"], "normalize.norm_obs must be True or False"),
         (["normalize.clip_obs=-1"], "normalize.clip_obs must be a number above 0"),
         (["normalize.norm_rewards=true"], "normalize has no 'norm_rewards': did you mean norm_reward"),
-        (["train_freq=episode"], r'train_freq must be a number or a pair like \(1, "step"\)'),
+        (["train_freq=episode"], r'train_freq must be a number or a pair like \[1, "step"\]'),
         (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),
         (["policy_kwargs.net_arch=64"], "net_arch must be a list of layer sizes"),
         (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be a whole number of at least 1, not 0"),

@@ -90,7 +90,7 @@ class ShowProgress(BaseCallback):
             self.shown_at = time.monotonic()
             returns = [episode["r"] for episode in self.run.model.ep_info_buffer or ()]
             score = f"mean episode return {score_text(safe_mean(returns))}" if returns else "no episode has ended yet"
-            left = timedelta(seconds=round((self.run.total - self.num_timesteps) / self._rate()))
+            left = timedelta(seconds=round(max(self.run.total - self.num_timesteps, 0) / self._rate()))
             self.console.print(f"{self.num_timesteps:>9,} steps  {self._rate():.0f} steps/s  {score}  {left} left")
         return True
 

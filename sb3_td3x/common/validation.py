@@ -79,7 +79,7 @@ def check_train_freq(name: str, value: Any) -> Any:
         return check_int(name, value, minimum=1)
     number, unit = value if isinstance(value, (tuple, list)) and len(value) == 2 else (1, None)
     if getattr(unit, "value", unit) not in ("step", "episode"):  # SB3 turns the unit into an Enum
-        raise ValueError(f'{name} must be a number or a pair like (1, "step") or (1, "episode"), not {value!r}')
+        raise ValueError(f'{name} must be a number or a pair like [1, "step"] or [1, "episode"], not {value!r}')
     pair = check_int(name, number, minimum=1), unit
     return value._make(pair) if hasattr(value, "_make") else pair
 

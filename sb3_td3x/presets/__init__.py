@@ -106,11 +106,11 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
 
 def updates_for(entry: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     """
-    What several environments change: one update per environment step, as with one. SB3 would make one per step of all
-    together. An entry that gives its own number of environments with ``gradient_steps`` keeps these.
+    What another number of environments changes: one update per environment step, as with one. SB3 would make one per step of
+    all together. An entry's own ``gradient_steps`` are for its own number of environments.
     """
-    is_own = "gradient_steps" in entry and entry.get("n_envs") == n_envs
-    return {} if n_envs == 1 or is_own else {"gradient_steps": -1}
+    own = entry.get("n_envs", 1) if "gradient_steps" in entry else 1
+    return {} if n_envs == own else {"gradient_steps": -1}
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -228,8 +228,8 @@ def wrap(env: "gym.Env", wrapper: Any) -> "gym.Env":
     for name, arguments in _wrappers(wrapper):
         try:
             env = known_class("env_wrapper", name)(env, **arguments)
-        except TypeError as error:
-            raise ValueError(f"the wrapper {name} does not take the arguments {arguments}: {error}") from error
+        except (AssertionError, TypeError) as error:
+            raise ValueError(f"the wrapper {name} does not take this environment or {arguments}: {error}") from error
     return env
 
 

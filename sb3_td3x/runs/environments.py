@@ -89,11 +89,12 @@ def open_env(
                 signal.signal(number, signal.SIG_IGN)
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})
+        env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
         if stream != TRAINING and env.spec is not None and env.spec.max_episode_steps is None:
             ends = f"episodes of evaluations end after {LONGEST_EVALUATION:,} steps at the latest"
             warnings.warn(f"{env_id} declares no time limit (max_episode_steps): {ends}", stacklevel=2)
+            # Outermost: wrappers such as TimeFeatureWrapper ask for the limit
             env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
-        env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
         if monitor_folder is None:
             return ResumableEnv(Monitor(env))
         file = monitor_folder / f"{index}.{Monitor.EXT}"

@@ -8,7 +8,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from sb3_td3x import NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
-from tests.paths import assert_equal, pair, ready, train
+from tests.paths import assert_equal, pair, programs, ready, train
 from tests.tools import LineEnv, model, random_batch, train_on, weights
 
 
@@ -66,6 +66,30 @@ class Counting(Extractor):
 class Drawing(Extractor):
     def forward(self, observations):
         return self.layer(observations) * np.random.uniform(0.8, 1.2)
+
+
+class Generating(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.random = np.random.default_rng(0)
+
+    def forward(self, observations):
+        return self.layer(observations) * self.random.uniform(0.8, 1.2)
+
+
+class Constrained(Extractor):
+    def forward(self, observations):
+        self.layer.weight.data = th.renorm(self.layer.weight.data, p=2, dim=0, maxnorm=0.1)
+        return self.layer(observations)
+
+
+class Activating(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.function = None
+
+    def forward(self, observations):
+        return self.layer(observations) if self.function is None else self.function(self.layer(observations))
 
 
 class Dropping(Extractor):
@@ -160,6 +184,8 @@ class TestWhatAProgramWouldNotRepeat:
             (Counting, "Counting.calls is set in every call"),
             (Registering, "a layer changes what its buffer or parameter 'late' is"),
             (Drawing, "random numbers from numpy or python"),
+            (Generating, "a layer holds a random generator"),
+            (Constrained, "sets `.data` of a parameter or buffer"),
             (Dropping, "the policy draws random numbers"),
             (Branching, "the policy cannot be recorded as one program"),
         ],
@@ -257,6 +283,67 @@ def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
                 network.features_extractor.scale = scale
         train_on(algorithm, range(2, 4))
     assert_equal(*models)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_so_does_another_function():
+    models = pair(**with_extractor(Activating))
+    for algorithm in models:
+        for function in (th.tanh, th.nn.functional.elu):
+            train_on(algorithm, range(2))
+            for network in (algorithm.critic, algorithm.actor):
+                network.features_extractor.function = function
+        train_on(algorithm, range(2, 4))
+    assert_equal(*models)
+
+
+@pytest.mark.parametrize("path", ["plain", "compiled"])
+def test_weights_that_lie_otherwise_in_memory_than_their_moments_are_updated_alike(path):
+    usual, turned = ready(path), ready(path)
+    for algorithm in (usual, turned):
+        train_on(algorithm, range(2))
+        for layer in turned.policy.modules() if algorithm is turned else ():
+            if isinstance(layer, th.nn.Linear):
+                layer.weight.data = layer.weight.data.T.contiguous().T
+        train_on(algorithm, range(2, 4))
+    assert_equal(usual, turned)
+
+
+class Moving(th.optim.SGD):
+    """Puts the weights into new memory, as home-made optimizers do."""
+
+    @th.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+@pytest.mark.usefixtures("recorded")
+def test_each_update_of_a_series_begins_with_the_weights_of_the_last():
+    models = pair(policy_kwargs={"net_arch": [8], "optimizer_class": Moving, "optimizer_kwargs": {}})
+    for algorithm in models:
+        train_on(algorithm, range(6))
+    assert_equal(*models)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_buffer_that_is_set_anew_goes_on_where_auto_begins_to_compile(monkeypatch):
+    monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
+    models = ready("plain", **with_extractor(Centered)), ready("auto", **with_extractor(Centered))
+    for algorithm in models:
+        train_on(algorithm, range(20))
+    assert programs(models[1]) == 2
+    assert_equal(*models, rtol=1e-4, atol=1e-6)
+
+
+def test_what_only_the_optimizer_lists_is_trained():
+    algorithm = ready("plain", **with_extractor(Activating))
+    late = th.nn.Linear(3, 3)
+    algorithm.critic.features_extractor.function = lambda values: late(values)
+    algorithm.critic.optimizer.add_param_group({"params": list(late.parameters())})
+    before = late.weight.detach().clone()
+    train_on(algorithm, range(2))
+    assert not th.equal(late.weight, before)
 
 
 def test_a_hook_on_a_gradient_is_called_whatever_the_path():

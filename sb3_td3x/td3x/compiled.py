@@ -6,14 +6,17 @@ compiled with Inductor. There is no mathematics in here.
 import copy
 import functools
 import os
+import random
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Number
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
@@ -112,7 +115,7 @@ class Updater(GradientStep):
         modes = _modes(self.tensors)
         if before is not self.tensors or modes != self._modes:
             self._modes, self._constants = modes, _constants(self.tensors, modes)
-            self._inputs = [tensor.detach() for tensor in self.tensors.named.values()]
+            self._inputs = [*self.tensors.named.values()]  # themselves, because `.data` of them may be set
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
@@ -154,6 +157,8 @@ class Updater(GradientStep):
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
         missing = [name for name, key in keys.items() if (name, key) not in self._programs]
         if missing:
+            if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
+                self.prepare(self._batch_size, self.updates_made)
             try:
                 made = self._make(missing, batch, noise, settings)
             except CannotAccelerate as error:
@@ -172,7 +177,8 @@ class Updater(GradientStep):
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
-        inputs = {"critic": [*self._inputs, _numbers(settings), noise, *self._batch], "actor": [*self._inputs, *self._batch]}
+        tensors = [tensor.detach() for tensor in self._inputs]
+        inputs = {"critic": [*tensors, _numbers(settings), noise, *self._batch], "actor": [*tensors, *self._batch]}
         made = {name: _Recording(self, name, batch, settings, inputs[name]).program for name in names}
         self.programs_made += len(made)
         return made
@@ -202,13 +208,16 @@ class _Recording:
         tensors = updater.tensors
         if any(_hooks(tensors)):
             raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
+        held = [value for module in tensors.modules for value in vars(module).values()]
+        if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
+            raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
-        self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         with _explained("the policy cannot be copied"):
+            self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
             # Other threads may use the policy meanwhile
-            kept = [value for module in tensors.modules for value in vars(module).values() if isinstance(value, th.Tensor)]
             # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
-            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
+            kept = [value for value in held if isinstance(value, th.Tensor) and not value.is_leaf]
+            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept}
             optimizers = [network.optimizer for network in tensors.networks.values()]
             self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
         with _MAKING, generators_kept():
@@ -239,6 +248,7 @@ class _Recording:
             for original, tensor in zip(originals, tensors, strict=True)
         }
         trained = [stand_ins[id(originals[place])] for place in self.trained]
+        memory = [(tensor, tensor.untyped_storage()._cdata) for tensor in stand_ins.values() if tensor.layout is th.strided]
         rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
         with th.enable_grad(), _unchanged_attributes(self.policy), precision.bf16_products(rounded):
             before = swap_parameters(self.policy, stand_ins)
@@ -254,6 +264,8 @@ class _Recording:
                 loss = gradient_step.actor_loss(self.policy, _rebuilt(self.batch, others))
                 outputs = [loss.detach()]
             outputs += gradient_step.gradients_of(loss, trained)
+        if any(tensor.untyped_storage()._cdata != place for tensor, place in memory):
+            raise ValueError("a layer sets `.data` of a parameter or buffer, which a program would not do")
         _write_buffers(before, dict(zip(map(id, originals), tensors, strict=True)), stand_ins)
         return outputs
 
@@ -351,7 +363,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         (name, value)
         for module in tensors.with_numbers
         for name, value in vars(module).items()
-        if isinstance(value, (Number, str))
+        if isinstance(value, (Number, str, NoneType, FunctionType, BuiltinFunctionType))
     ]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 

@@ -85,8 +85,7 @@ def actor_loss(policy: TD3Policy, batch: ReplayBufferSamples) -> th.Tensor:
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:
     """The parameters that are in the network's optimizer and not frozen."""
-    optimized = {parameter for group in network.optimizer.param_groups for parameter in group["params"]}
-    return [parameter for parameter in network.parameters() if parameter.requires_grad and parameter in optimized]
+    return [parameter for group in network.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
 def is_finite(loss: th.Tensor, gradients: Sequence[th.Tensor]) -> bool:
@@ -275,7 +274,8 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
 
     The option ``fused`` is not set in the optimizers, so that they are saved as SB3's.
 
-    :return: whether it was taken: not with hooks, a replaced ``step`` or another implementation that the user has chosen
+    :return: whether it was taken: not with hooks, a replaced ``step`` or another implementation that the user has chosen, nor
+        for tensors of unequal strides, because it goes through memory as it lies
     """
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
@@ -288,7 +288,11 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         for group in optimizer.param_groups
     )
     kinds = {(parameter.device, parameter.dtype) for parameter in gradients}
-    if has_choice or len(kinds) > 1 or next(iter(gradients)).device.type not in ("cpu", "cuda"):
+    is_scattered = any(
+        not parameter.stride() == gradient.stride() == optimizer.state.get(parameter, {}).get("exp_avg", parameter).stride()
+        for parameter, gradient in gradients.items()
+    )
+    if has_choice or is_scattered or len(kinds) > 1 or next(iter(gradients)).device.type not in ("cpu", "cuda"):
         return False
     for group in optimizer.param_groups:
         parameters = [parameter for parameter in group["params"] if parameter in gradients]

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Number
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
@@ -208,18 +207,17 @@ class _Recording:
         tensors = updater.tensors
         if any(_hooks(tensors)):
             raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
-        held = [value for module in tensors.modules for value in vars(module).values()]
-        if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
-            raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         with _explained("the policy cannot be copied"):
             self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
-            # Other threads may use the policy meanwhile
+            held = [value for module in tensors.modules for value in vars(module).values()]  # other threads may set more
             # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
             kept = [value for value in held if isinstance(value, th.Tensor) and not value.is_leaf]
             memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept}
             optimizers = [network.optimizer for network in tensors.networks.values()]
             self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
+        if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
+            raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
         with _MAKING, generators_kept():
             drawn = numpys_and_pythons()
             with _explained("the policy cannot be recorded as one program"):
@@ -363,7 +361,7 @@ def _modes(tensors: PolicyTensors) -> list[Any]:
         (name, value)
         for module in tensors.with_numbers
         for name, value in vars(module).items()
-        if isinstance(value, (Number, str, NoneType, FunctionType, BuiltinFunctionType))
+        if isinstance(value, (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType))
     ]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 

@@ -20,7 +20,6 @@ from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 from sb3_td3x import TD3X
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import CLASSES, OBJECTS, NotAllowed, dumps, loads
-from sb3_td3x.td3x.exploration import ScalarActionNoise
 from tests.tools import equal
 
 
@@ -61,7 +60,7 @@ VALUES = {
     "discrete": [seeded(spaces.Discrete(3, start=-1)), spaces.MultiDiscrete([2, 3])],
     "binary": [seeded(spaces.MultiBinary(4)), spaces.MultiBinary([2, 2])],
     "dict space in its order": seeded(spaces.Dict([("z", spaces.Box(-1, 1)), ("a", spaces.Tuple([spaces.Discrete(2)]))])),
-    "noise": [NormalActionNoise(np.zeros(2), np.ones(2)), ScalarActionNoise(np.zeros(()), np.ones(())), a_vectorized_noise()],
+    "noise": [NormalActionNoise(np.zeros(2), np.ones(2)), a_vectorized_noise()],
     "schedules": [ConstantSchedule(0.1), FloatSchedule(0.2), FloatSchedule(LinearSchedule(1.0, 0.0, 0.5))],
     "train frequency": TrainFreq(2, TrainFrequencyUnit.EPISODE),
     "enumerations": [TrainFrequencyUnit.STEP, GoalSelectionStrategy.FUTURE],

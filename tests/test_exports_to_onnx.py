@@ -15,7 +15,7 @@ from torch import nn
 
 from sb3_td3x import TD3X, __version__
 from sb3_td3x.td3x import onnx
-from tests.tools import LineEnv, Samples, model
+from tests.tools import LineEnv, Samples, WithoutSpec, model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
@@ -133,15 +133,6 @@ class TestTheGraphActsAsPredict:
         }  # fmt: skip
         assert str(Path(onnx.__file__).parent).encode() not in (folder / "given.onnx").read_bytes()
         assert [path.name for path in folder.iterdir()] == ["given.onnx"]  # the weights are inside
-
-
-class WithoutSpec(DummyVecEnv):
-    """As of a simulator of another library, which Gymnasium has not made."""
-
-    def get_attr(self, attr_name, indices=None):
-        if attr_name == "spec":
-            raise AttributeError(attr_name)
-        return super().get_attr(attr_name, indices)
 
 
 def test_a_vec_env_that_gives_no_spec_has_no_name(tmp_path):

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, presets
 from sb3_td3x.runs.experiment import Experiment
-from tests.tools import LineEnv
+from tests.tools import LineEnv, WithoutSpec
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 1000, "device": "cpu"}
 FILE = """
@@ -121,6 +121,10 @@ def test_what_the_preset_asks_for_and_is_missing_is_an_error_that_says_so(own, e
 )
 def test_an_environment_without_a_name_has_the_default_entry_and_the_policy_for_its_observations(space, policy):
     assert type(TD3X.from_preset(LineEnv(space), **SMALL).policy).__name__ == policy
+
+
+def test_a_vec_env_that_gives_no_spec_has_the_default_entry():
+    assert TD3X.from_preset(WithoutSpec([LineEnv]), "sb3", **SMALL).n_quantiles == 1
 
 
 def test_a_subclass_makes_its_own_kind():

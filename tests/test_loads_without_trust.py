@@ -55,7 +55,6 @@ SETTINGS = {
     "schedule": {"learning_rate": LinearSchedule(1e-3, 0.0, 1.0)},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "normalized": {"env": lambda: VecNormalize(line_envs(1))},
-    "scalar action": {"env": lambda: LineEnv(action_space=spaces.Box(-1, 1, ()))},
 }  # fmt: skip
 
 

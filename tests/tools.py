@@ -83,6 +83,15 @@ def without_observation(observation, *rest):
     return observation * np.nan, *rest
 
 
+class WithoutSpec(DummyVecEnv):
+    """As of a simulator of another library, which Gymnasium has not made."""
+
+    def get_attr(self, attr_name, indices=None):
+        if attr_name == "spec":
+            raise AttributeError(attr_name)
+        return super().get_attr(attr_name, indices)
+
+
 def line_envs(count):
     return DummyVecEnv([LineEnv] * count)
 

@@ -57,6 +57,12 @@ def vec_layers(env: VecEnv) -> list[VecEnv]:
     return inside
 
 
+def env_id_of(env: VecEnv) -> str:
+    """The registered name of the environments; empty if they have none."""
+    spec = env.get_attr("spec", 0)[0] if env.has_attr("spec") else None  # environments of other libraries may lack it
+    return "" if spec is None else spec.id
+
+
 def hook_uses(env: VecEnv) -> list[Hook]:
     """
     Count the uses of a ``VecEnv`` and of its environments in this process, and copy their terminal observations, also in the

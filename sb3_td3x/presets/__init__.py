@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sb3_td3x.common.validation import (
-    CHECKS,
-    check_bool,
-    check_float,
-    check_positive,
-    check_probability,
-    did_you_mean,
-    parse_yaml_scalar,
-)
+from sb3_td3x.common.validation import CHECKS, check_bool, check_float, check_positive, did_you_mean, parse_yaml_scalar
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -30,8 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 NOISE_KEYS = ("noise_type", "noise_std", "noise_dt")
-RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)
-"""Keys of rl-zoo3 that are not keyword arguments of the algorithm."""
+RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)  # rl-zoo3's, no arguments of TD3X
 
 MODEL_KEYS = (
     *(name for name in CHECKS if name not in ("tensorboard_log", "seed")),
@@ -42,11 +33,10 @@ MODEL_KEYS = (
 OPTIONS = {"n_timesteps": "steps", "n_envs": "n-envs", "seed": "seed", "device": "device", "env_kwargs": "env-kwargs"}
 """Keys that ``--set`` does not change, and the options of the command that do."""
 
-MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")
-"""Keys whose values are mappings of names to values."""
+MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")  # keys whose values are mappings of names to values
 
 NORMALIZE: dict[str, Callable[[str, Any], Any] | None] = {
-    "norm_obs": check_bool, "norm_reward": check_bool, "gamma": check_probability, "clip_obs": check_positive,
+    "norm_obs": check_bool, "norm_reward": check_bool, "gamma": CHECKS["gamma"], "clip_obs": check_positive,
     "clip_reward": check_positive, "epsilon": check_positive, "norm_obs_keys": None,
 }  # fmt: skip
 """``VecNormalize``'s arguments, which rl-zoo3's key ``normalize`` may hold, and their checks."""

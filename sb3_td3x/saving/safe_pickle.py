@@ -74,7 +74,6 @@ OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": _BUFFER},
-    "sb3_td3x.td3x.exploration": {"ScalarActionNoise": _NOISE},
 }  # fmt: skip
 """
 Classes whose objects a pickle may create, by module, with the attributes that each object must have. Others may be there too,

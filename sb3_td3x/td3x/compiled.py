@@ -8,7 +8,6 @@ import functools
 import os
 import random
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,8 @@ from sb3_td3x.common.random_state import generators_kept, numpys_and_pythons
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 
-SWITCH_AFTER = 5_000
-"""Plain updates that ``"auto"`` makes, since a model was constructed or loaded, before it compiles."""
-
-MOST_PROGRAMS = 20  # that ``"auto"`` makes before it stays plain
-_COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-"""The compiler that Inductor looks for (``torch/_inductor``: ``config.py``, and on Windows ``cpp_builder.py``)."""
+SWITCH_AFTER = 5_000  # plain updates that "auto" makes, since a model was constructed or loaded, before it compiles
+MOST_PROGRAMS = 20  # that "auto" makes before it stays plain
 
 _OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,  # the calls between the kernels are compiled too
@@ -41,8 +36,7 @@ _OPTIONS: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,
 }
-_MAKING = threading.Lock()
-"""torch records one program at a time."""
+_MAKING = threading.Lock()  # torch records one program at a time
 
 Program = Callable[..., Sequence[th.Tensor | None]]
 
@@ -62,7 +56,7 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     if policy.device.type != "cpu":
         reason = f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
     elif not has_compiler():
-        reason = f"there is no C++ compiler (install {_COMPILER}, or set CXX to another one)"
+        reason = "there is no C++ compiler (install g++, or set CXX to another one)"
     else:
         return "compiled"
     if accelerate == "compiled":
@@ -70,12 +64,9 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     return "plain"
 
 
-_which = functools.cache(shutil.which)
-"""Cached, because it is asked before every series of updates and PATH may be long."""
-
-
+@functools.cache  # asked before every series of updates, and PATH may be long
 def has_compiler() -> bool:
-    return _which(os.environ.get("CXX", _COMPILER), path=os.environ.get("PATH")) is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None  # as Inductor looks for it on Linux
 
 
 class Updater(GradientStep):
@@ -222,10 +213,8 @@ class _Recording:
             drawn = numpys_and_pythons()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            if numpys_and_pythons() != drawn and _is_alone():
-                raise CannotAccelerate(
-                    "the policy draws random numbers from numpy or python, which would be the same in every update"
-                )
+            if numpys_and_pythons() != drawn:
+                raise CannotAccelerate("the policy draws random numbers from numpy or python: the same ones in every update")
             _refuse_random_layers(graph)
             with _explained("compiling the update failed"):
                 import torch._inductor
@@ -305,10 +294,7 @@ def _write_buffers(
 
 @contextmanager
 def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
-    """
-    :raises ValueError: if a custom module sets an attribute, which a program would not do. torch's own layers keep nothing
-        there that their next call needs
-    """
+    """``ValueError`` if a custom module sets an attribute, which a program would not do; torch's own need none later."""
     absent = object()
     before = [(module, dict(vars(module))) for module in network.modules()]
     yield
@@ -318,11 +304,6 @@ def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
             raise ValueError(
                 f"{type(module).__name__}.{changed[0]} is set in every call: register_buffer is for tensors that a layer keeps"
             )
-
-
-def _is_alone() -> bool:
-    """Whether no other thread of the program can have drawn random numbers meanwhile; progress bars and loggers do not."""
-    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 @contextmanager

@@ -20,17 +20,13 @@ class CriticKind(NamedTuple):
 
 
 SCALAR = CriticKind(
-    losses.clipped_double_q_target,
-    losses.scalar_critic_loss,
-    losses.scalar_huber_losses,
+    losses.clipped_double_q_target, losses.scalar_critic_loss, losses.scalar_huber_losses,
     lambda critic, observations, actions: critic.q1_forward(observations, actions),
-)
+)  # fmt: skip
 QUANTILES = CriticKind(
-    losses.quantile_target,
-    losses.quantile_critic_loss,
-    losses.quantile_huber_losses,
+    losses.quantile_target, losses.quantile_critic_loss, losses.quantile_huber_losses,
     lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
-)
+)  # fmt: skip
 
 
 def kind_of(critic: ContinuousCritic) -> CriticKind:

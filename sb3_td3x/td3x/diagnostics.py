@@ -15,9 +15,6 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
-SATURATED = 0.99
-"""An action component beyond this, of at most 1, counts as saturated."""
-
 
 def record(model: Any) -> None:
     """Record the diagnostics of a ``TD3X`` for the log line that is about to be written."""
@@ -51,7 +48,7 @@ def measure(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, set
         measured = {
             "q_mean": values.mean(),
             "target_mean": critic_target(policy, batch, noise, settings).mean(),
-            "action_saturation": (policy.actor(batch.observations).abs() > SATURATED).float().mean(),
+            "action_saturation": (policy.actor(batch.observations).abs() > 0.99).float().mean(),  # of at most 1
         }
         if len(values) > 1:
             measured["twin_gap"] = (values.amax(dim=0) - values.amin(dim=0)).mean()

@@ -29,8 +29,7 @@ def resolve_action_noise(
     if not isinstance(action_noise, ActionNoise):
         if (std := check_not_negative("action_noise", action_noise)) == 0:
             return None
-        noise_class = NormalActionNoise if action_space.shape else ScalarActionNoise
-        action_noise = noise_class(np.zeros(action_space.shape), np.full(action_space.shape, std))
+        action_noise = NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, std))
     base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
         # numpy would silently broadcast a single number to a whole action
@@ -47,8 +46,7 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     if action_noise is None:
         return 0.0
     noises: Any = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else [action_noise]
-    known = (NormalActionNoise, OrnsteinUhlenbeckActionNoise, ScalarActionNoise)
-    if type(noise := noises[0]).__call__ not in [cls.__call__ for cls in known]:
+    if type(noise := noises[0]).__call__ not in (NormalActionNoise.__call__, OrnsteinUhlenbeckActionNoise.__call__):
         return None
     sigma = float(np.mean([np.mean(each._sigma) for each in noises]))
     if isinstance(noise, NormalActionNoise):
@@ -57,15 +55,8 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     return sigma * math.sqrt(noise._dt / (1 - kept**2)) if abs(kept) < 1 else math.inf
 
 
-class ScalarActionNoise(NormalActionNoise):
-    """Gaussian noise for actions of shape ``()``, for which SB3's class fails because numpy returns a bare float."""
-
-    def __call__(self) -> np.ndarray:
-        return np.asarray(np.random.normal(self._mu, self._sigma), dtype=self._dtype)
-
-
 def check_action_bounds(action_space: spaces.Box) -> None:
-    """Refuse integers, and bounds that are equal, reversed or too far apart for their type to be scaled to [-1, 1]."""
+    """Refuse integers, no axis, and bounds that are equal, reversed or too far apart to be scaled to [-1, 1]."""
     if action_space.dtype.kind != "f":
         raise ValueError(
             f"actions must be real numbers, but the action space is of {action_space.dtype}: wrap the environment with "
@@ -73,5 +64,5 @@ def check_action_bounds(action_space: spaces.Box) -> None:
         )
     with np.errstate(over="ignore"):
         width = action_space.high - action_space.low
-    if not (np.isfinite(width).all() and (width > 0).all()):
-        raise ValueError(f"every action needs a lower bound below its upper bound, but the action space is {action_space}")
+    if not (action_space.shape and np.isfinite(width).all() and (width > 0).all()):
+        raise ValueError(f"actions need an axis, and a lower bound below its upper bound each, not {action_space}")

@@ -132,10 +132,8 @@ class PolicyTensors:
         for parameter in self._parameters:
             identities += (parameter.requires_grad, parameter.data_ptr())  # `policy.to` keeps a parameter and moves its memory
         for network in self.networks.values():
-            identities += (
-                network.optimizer,
-                *[id(parameter) for group in network.optimizer.param_groups for parameter in group["params"]],
-            )
+            groups = network.optimizer.param_groups
+            identities += (network.optimizer, *[id(parameter) for group in groups for parameter in group["params"]])
         return identities
 
 
@@ -223,8 +221,7 @@ class GradientStep:
 
         Buffers change in forward passes. The critics have moved before the actor's gradient is known to be finite.
         """
-        holders = [module._buffers for module in self.tensors.modules if module._buffers]
-        buffers = [(holder, dict(holder)) for holder in holders]
+        buffers = [(module._buffers, dict(module._buffers)) for module in self.tensors.modules if module._buffers]
         saved = [buffer for _, kept in buffers for buffer in kept.values() if buffer is not None]
         optimizer = self.policy.critic.optimizer
         state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
@@ -281,10 +278,7 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
         return False
     has_choice = any(
-        group.get("fused") is False
-        or group.get("foreach") is not None
-        or group.get("capturable")
-        or group.get("differentiable")
+        group["fused"] is False or group["foreach"] is not None or group["capturable"] or group["differentiable"]
         for group in optimizer.param_groups
     )
     kinds = {(parameter.device, parameter.dtype) for parameter in gradients}

@@ -119,21 +119,13 @@ class _QuantileHuber(th.autograd.Function):
 
 
 def td_errors(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
-    """
-    The largest distance of a critic from the target, ``(batch,)``, as LAP's priorities need it.
-
-    The value of a quantile critic is the mean of its quantiles, which is also the value that the actor maximizes.
-    """
+    """The largest distance of a critic's mean value from the mean target, ``(batch,)``, which LAP's priorities follow."""
     mean_target = target.mean(dim=1)
     return th.stack([(value.mean(dim=1) - mean_target).abs() for value in values]).amax(dim=0)
 
 
 def actor_loss(values: th.Tensor) -> th.Tensor:
-    """
-    Deterministic policy gradient: minimizing this maximizes the critics' mean value.
-
-    :param values: at (s, actor(s)): the first critic's, ``(batch, 1)``, or all quantiles of all critics
-    """
+    """Deterministic policy gradient: minus the mean of ``values`` at (s, actor(s)), ``(batch, 1)`` or all quantiles."""
     return -values.mean()
 
 
@@ -145,5 +137,4 @@ def polyak_update(targets: Sequence[th.Tensor], sources: Sequence[th.Tensor], ta
     :param sources: tensors of the same shapes to move towards
     :param tau: 0 leaves the targets unchanged, 1 copies the sources
     """
-    if targets:
-        th._foreach_lerp_(list(targets), list(sources), tau)
+    th._foreach_lerp_(list(targets), list(sources), tau)

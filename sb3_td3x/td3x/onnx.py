@@ -24,17 +24,15 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
 
 from sb3_td3x.common import files
+from sb3_td3x.common.vec_envs import env_id_of
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
     import onnx
 
 OBSERVATION, ACTION = "observation", "action"
-TOLERANCE = 1e-5
-"""Largest difference from ``predict`` that is accepted, as a share of half the action's range."""
-
-TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)
-"""Wrappers that do not change observations."""
+TOLERANCE = 1e-5  # largest difference from `predict` that is accepted, as a share of half the action's range
+TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)  # they do not change observations
 
 Tensors = dict[str, th.Tensor]
 
@@ -107,9 +105,8 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     graph = Graph(policy, stages, batch).eval()
     content = _onnx(graph, batch)
     _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
-    spec = env.get_attr("spec", 0)[0] if env is not None and env.has_attr("spec") else None
     content.metadata_props.add(key="algorithm", value=type(model).__name__)
-    content.metadata_props.add(key="environment", value="" if spec is None else spec.id)
+    content.metadata_props.add(key="environment", value="" if env is None else env_id_of(env))
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))
     content.metadata_props.add(key="sb3_td3x", value=__version__)
     with files.replacing(Path(path)) as partial_path:
@@ -167,14 +164,10 @@ def _onnx(graph: Graph, batch: Mapping[str, np.ndarray]) -> "onnx.ModelProto":
         logger.setLevel(logging.ERROR)  # and notes which optional packages are missing
         try:
             program = th.onnx.export(
-                graph,
-                examples,
+                graph, examples, input_names=list(graph.names), output_names=[graph.output], verbose=False,
                 dynamo=True,  # the older exporter is to be removed from torch
-                input_names=list(graph.names),
-                output_names=[graph.output],
                 dynamic_shapes=(({0: th.export.Dim("batch")},) * len(examples),),
-                verbose=False,
-            )
+            )  # fmt: skip
         except th.onnx.OnnxExporterError as error:
             reason = error.__cause__ or error
             raise ValueError(f"{type(graph.policy).__name__} cannot be exported to ONNX: {reason}") from error

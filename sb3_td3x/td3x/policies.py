@@ -27,11 +27,8 @@ from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormaliz
 
 SelfPolicy = TypeVar("SelfPolicy", bound="TD3XPolicy")
 
-OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False}
-"""Default values of the arguments that SB3's policy does not have."""
-
-TQC_QUANTILES = 25
-"""Per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)."""
+OWN_DEFAULTS = {"n_quantiles": 1, "normalize_observations": False}  # of the arguments that SB3's policy does not have
+TQC_QUANTILES = 25  # per critic, as in Kuznetsov et al. 2020 (https://arxiv.org/abs/2005.04269)
 
 # Layers that compute the same in training and in evaluation mode. Nothing is assumed of other layers
 WITHOUT_MODES = {
@@ -105,19 +102,10 @@ class TD3XPolicy(sb3.TD3Policy):
         # Set before SB3's constructor, which makes the networks
         self.n_quantiles, self.normalize_observations = n_quantiles, normalize_observations
         super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            features_extractor_class or self.default_features_extractor,
-            features_extractor_kwargs,
-            normalize_images,
-            optimizer_class,
-            optimizer_kwargs,
-            n_critics,
-            share_features_extractor,
-        )
+            observation_space, action_space, lr_schedule, net_arch, activation_fn,
+            features_extractor_class or self.default_features_extractor, features_extractor_kwargs, normalize_images,
+            optimizer_class, optimizer_kwargs, n_critics, share_features_extractor,
+        )  # fmt: skip
         self.look_for_modes()
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
@@ -144,8 +132,7 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
         """Scale actions from [-1, 1] to the bounds of the environment, which SB3's result can exceed by a rounding error."""
-        actions, bounds = super().unscale_action(scaled_action), self.action_space
-        return np.minimum(np.maximum(actions, bounds.low), bounds.high)  # type: ignore[attr-defined]
+        return np.clip(super().unscale_action(scaled_action), self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         # Without default values, so that SB3's policy can read a file with SB3's networks
@@ -162,10 +149,8 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def set_training_mode(self, mode: bool) -> None:
         """
-        Switch actor and critics to training or evaluation mode; the target networks stay in evaluation mode.
-
-        SB3 visits every module twice per environment step. Here, networks that do not depend on the mode stay in evaluation
-        mode.
+        Switch actor and critics to training or evaluation mode, unless they do not depend on it: SB3 visits every module
+        twice per environment step. The target networks stay in evaluation mode.
         """
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)
@@ -273,9 +258,7 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
         raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
     for key, part in parts.items():
-        if not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            problem = "is of a kind that networks cannot take"
-        elif isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):
+        if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):
             problem = "does not start at 0"
         elif isinstance(part, spaces.Box) and (not part.shape or 0 in part.shape):
             problem = "has no axis or is empty"

@@ -28,7 +28,7 @@ from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.validation import AUTO, CHECKS, check_int, check_learning_rate
-from sb3_td3x.common.vec_envs import explained_deaths
+from sb3_td3x.common.vec_envs import env_id_of, explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.model_zip import PathOrFile
@@ -225,13 +225,14 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
             normalization that the preset asks for
         """
-        spec = None if isinstance(env, str) else env.get_attr("spec")[0] if isinstance(env, VecEnv) else env.spec
-        own = presets.load(preset, env if isinstance(env, str) else "" if spec is None else spec.id)
+        if not isinstance(env, str):
+            env = cls._wrap_env(env)
+        own = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
         entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes}}
         if isinstance(env, str):
             vec_env = presets.make_env(env, entry)
         else:
-            presets.require_wrapped(vec_env := cls._wrap_env(env), entry)
+            presets.require_wrapped(vec_env := env, entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
         return cls(policy, vec_env, **{**arguments, **presets.updates_for(own, vec_env.num_envs), **changes})
@@ -273,9 +274,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         if isinstance(env, gym.vector.VectorEnv):
-            raise ValueError(
-                f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec): use SB3's make_vec_env"
-            )
+            raise ValueError(f"{type(env).__name__} is a vector environment of Gymnasium (gym.make_vec): use make_vec_env")
         env = maybe_make_env(env, verbose)  # SB3's constructor takes a name, its `load` and `set_env` do not
         return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
@@ -326,9 +325,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             setattr(self, name, check(name, getattr(self, name)))
         self.n_quantiles = policies.choose_quantiles(self.n_quantiles, self.policy_class)
         if 1 < self.n_quantiles <= (drop := self.top_quantiles_to_drop_per_net):
-            raise ValueError(
-                f"top_quantiles_to_drop_per_net ({drop}; 2 by default) must be below n_quantiles ({self.n_quantiles})"
-            )
+            raise ValueError(f"top_quantiles_to_drop_per_net ({drop}) must be below n_quantiles ({self.n_quantiles})")
         if before is None:
             return
         for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):

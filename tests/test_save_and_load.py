@@ -15,8 +15,9 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO, TD3, HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, resume_run
+from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, load_vecnormalize, resume_run
 from sb3_td3x.saving.model_zip import FORMAT_VERSION
 from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
 
@@ -42,15 +43,21 @@ def test_loading_without_an_environment_is_enough_to_act(saved):
     np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
 
 
-def test_a_folder_of_the_same_name_does_not_hide_a_file(saved, tmp_path):
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_folder_of_the_same_name_does_not_hide_a_file(saved, tmp_path, trust):
     algorithm, _ = saved
     folder = tmp_path / "walker"
     folder.mkdir()
     algorithm.save(folder)
     algorithm.save_replay_buffer(folder)
-    loaded = TD3X.load(folder, env=LineEnv())
-    loaded.load_replay_buffer(folder)
+    loaded = TD3X.load(folder, env=LineEnv(), trust=trust)
+    loaded.load_replay_buffer(folder, trust=trust)
     assert loaded.num_timesteps == loaded.replay_buffer.pos == 60
+    VecNormalize(env := DummyVecEnv([LineEnv])).save(f"{folder}.pkl")
+    assert load_vecnormalize(folder, env, trust=trust).venv is env
+    algorithm.policy.save(f"{folder}.pth")
+    actions = TD3XPolicy.load(folder, trust=trust).predict(OBSERVATIONS)[0]
+    np.testing.assert_array_equal(actions, algorithm.predict(OBSERVATIONS)[0])
 
 
 def test_a_model_that_is_loaded_takes_the_name_of_an_environment(tmp_path):

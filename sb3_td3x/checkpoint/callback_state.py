@@ -15,12 +15,9 @@ from sb3_td3x.checkpoint import env_state
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 EVALUATIONS = ("evaluations_results", "evaluations_timesteps", "evaluations_length", "evaluations_successes")
 RESUMABLE: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((sb3.EventCallback, sb3.CheckpointCallback, sb3.StopTrainingOnRewardThreshold), ()),
+    **dict.fromkeys((sb3.ProgressBarCallback, sb3.LogEveryNTimesteps), ()),
     sb3.BaseCallback: ("n_calls",),
-    sb3.EventCallback: (),
-    sb3.CheckpointCallback: (),
-    sb3.StopTrainingOnRewardThreshold: (),
-    sb3.ProgressBarCallback: (),
-    sb3.LogEveryNTimesteps: (),
     sb3.EveryNTimesteps: ("last_time_trigger",),
     sb3.StopTrainingOnMaxEpisodes: ("n_episodes",),
     sb3.StopTrainingOnNoModelImprovement: ("last_best_mean_reward", "no_improvement_evals"),

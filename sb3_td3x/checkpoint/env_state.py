@@ -14,19 +14,12 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium import wrappers
+from stable_baselines3.common import vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecCheckNan,
-    VecEnv,
-    VecEnvWrapper,
-    VecExtractDictObs,
-    VecMonitor,
-    VecNormalize,
-    VecTransposeImage,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
 from sb3_td3x.common.random_state import check_generator_state
+from sb3_td3x.common.transitions import running_moments
 from sb3_td3x.common.vec_envs import vec_layers
 
 # The attributes of these wrappers that change during a run; all others stay as they were made
@@ -34,14 +27,14 @@ LAYERS: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction), ()),
     **dict.fromkeys((wrappers.FilterObservation, wrappers.FlattenObservation, wrappers.RescaleObservation), ()),
     **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
-    **dict.fromkeys((VecTransposeImage, VecCheckNan, VecExtractDictObs), ()),
+    **dict.fromkeys((vec_env.VecTransposeImage, vec_env.VecCheckNan, vec_env.VecExtractDictObs), ()),
     wrappers.TimeLimit: ("_elapsed_steps",),
     wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
     wrappers.NormalizeObservation: ("obs_rms",),
     wrappers.NormalizeReward: ("return_rms", "discounted_reward"),
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
-    VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
+    vec_env.VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
 }
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
@@ -123,11 +116,7 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: Iterable[bool]) -> bool
 
 
 def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> list[str]:
-    """
-    Give the layers around the environments, by their classes, the state that ``get`` gave, of the current episodes too or not.
-
-    :return: what could not be restored, in words
-    """
+    """Give the layers around the environments what ``get`` gave, by class, and return what could not be restored, in words."""
     states = dict(saved["vec"])
     for layer in vec_layers(env)[:-1]:
         if (state := states.pop(type(layer).__name__, None)) is not None:
@@ -175,7 +164,7 @@ def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     for name in LAYERS[type(layer)]:
         if hasattr(layer, name):
             value = getattr(layer, name)
-            state[name] = [dict(vars(moments)) for moments in _running_moments(value)] or value
+            state[name] = [dict(vars(moments)) for moments in running_moments(value)] or value
     if isinstance(layer, Monitor):
         file = None if layer.results_writer is None else os.path.realpath(layer.results_writer.file_handler.name)
         return {**state, "elapsed": time.time() - layer.t_start, "file": file}
@@ -187,7 +176,7 @@ def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
         layer.set_run_state(state)  # type: ignore[union-attr]
         return
     for name in state.keys() & LAYERS[type(layer)]:
-        if present := _running_moments(getattr(layer, name, None)):
+        if present := running_moments(getattr(layer, name, None)):
             for moments, values in zip(present, state[name], strict=True):
                 vars(moments).update({key: values[key] for key in vars(moments)})
         else:
@@ -196,9 +185,3 @@ def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
         layer.t_start = time.time() - state["elapsed"]  # the time between two processes does not count
     if isinstance(layer, wrappers.PassiveEnvChecker):  # it would compare the next step with a reset of this process
         vars(layer).update({name: True for name in vars(layer) if name.startswith("checked_")})
-
-
-def _running_moments(value: Any) -> list[Any]:
-    """The ``RunningMeanStd`` in an attribute, SB3's or Gymnasium's: one, or a dict of them."""
-    parts = value.values() if isinstance(value, dict) else [value]
-    return [part for part in parts if hasattr(part, "update_from_moments")]

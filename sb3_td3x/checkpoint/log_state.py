@@ -14,11 +14,8 @@ from sb3_td3x.checkpoint import env_state
 
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
-    """
-    Lines in each CSV and Monitor file, by path relative to ``folder``; TensorBoard's folders are names that end with a slash.
-
-    Not bytes, because SB3 writes a CSV anew when its header grows.
-    """
+    """Lines in each CSV and Monitor file, by path relative to ``folder``; names of TensorBoard's folders end with a slash."""
+    # Not bytes: SB3 writes a CSV anew when its header grows
     lines = {name: path.read_bytes().count(b"\n") for name, path in _files(logger, env, folder).items()}
     return {**lines, **dict.fromkeys(_boards(logger, folder), 0)}
 

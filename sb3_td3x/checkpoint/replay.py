@@ -20,24 +20,17 @@ from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import CheckpointError
 
 COVERED = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, PrioritizedReplayBuffer)
+"""The classes that are saved in chunks; a buffer of any other is pickled whole."""
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-PRIORITIES = ("priorities", "_largest")
-MARKS = ("ep_start", "ep_length", "_current_ep_start", *PRIORITIES)
+MARKS = ("ep_start", "ep_length", "_current_ep_start", "priorities", "_largest")
 """Arrays whose entries change for old transitions, of hindsight and prioritized replay. They are saved whole each time."""
 CHUNK_ROWS = 10_000
 
 
-def covers(buffer: ReplayBuffer) -> bool:
-    """Whether a buffer can be saved in chunks; any other class is pickled whole."""
-    return type(buffer) in COVERED and not getattr(buffer, "copy_info_dict", False)
-
-
 def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows: int) -> dict[str, Any]:
     """
-    Write the transitions that ``previous`` does not hold.
+    Write the transitions that ``previous``, what this very buffer was last saved as or loaded from, does not hold.
 
-    :param folder: of the chunks
-    :param previous: what this very buffer was last saved as or loaded from; if it is empty, everything is written
     :param new_rows: steps that were added since
     :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
@@ -87,13 +80,11 @@ def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
 
 
 def set_marks(buffer: ReplayBuffer, saved: dict[str, np.ndarray]) -> None:
-    """Set what ``marks`` gave; a ``ValueError`` for arrays of another shape, or priorities that nothing could be drawn by."""
+    """Set what ``marks`` gave; a ``ValueError`` for arrays of another shape."""
     for name in marks(buffer):
         array, value = buffer.observations[buffer.pos] if name == "after" else getattr(buffer, name), saved[name]
         if value.shape[1:] != array.shape[1:] or len(value) > len(array):
             raise ValueError(f"{name} is of shape {value.shape}, not {array.shape}")
-        if name in PRIORITIES and not (np.isfinite(value) & (value >= 0)).all():
-            raise ValueError(f"{name} holds invalid priorities")
         array[: len(value)] = value
 
 

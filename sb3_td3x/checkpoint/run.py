@@ -196,7 +196,8 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) 
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
     rows = max(model.buffer_size // buffer.n_envs, 1)
     made = (model.replay_buffer_class, rows, model.optimize_memory_usage)
-    if not replay.covers(buffer) or (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) != made:
+    is_own = type(buffer) in replay.COVERED and (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) == made
+    if not is_own or getattr(buffer, "copy_info_dict", False):
         model.save_replay_buffer(folder / PICKLED_BUFFER)
         return {}
     if marks := replay.marks(buffer):
@@ -231,11 +232,7 @@ def _machine(model: Resumable) -> dict[str, Any]:
 
 
 class _Restoration:
-    """
-    Gives callbacks, environments, logs and generators their saved state, as the last thing before the first step.
-
-    Until that step is made it can be called again: nothing is lost where ``learn`` ends with an error before it.
-    """
+    """Gives all around the model its saved state right before the first step; until that is made it can be called again."""
 
     def __init__(self, model: Resumable, checkpoint: Checkpoint, state: dict[str, Any], problems: list[str]):
         self.model, self.checkpoint, self.state = model, checkpoint, state

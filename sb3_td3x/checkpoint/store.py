@@ -16,15 +16,9 @@ from sb3_td3x.errors import CheckpointError, UntrustedModelError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-CHUNKS, CHUNK = "replay", "transitions_"
-"""The folder of transitions, and how the names of its files begin."""
+CHUNKS, CHUNK = "replay", "transitions_"  # the folder of transitions, and how the names of its files begin
 NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
 """Name of a checkpoint's folder. A copy under another name belongs to the user and is left alone."""
-PARTS: dict[str, Any] = {
-    **dict.fromkeys(("number", "steps"), int), "total": (int, float),
-    **dict.fromkeys(("files", "logs", "replay", "machine"), dict),
-}  # fmt: skip
-"""What a manifest holds: the number of the save, environment steps made and in all, and the rest of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +193,9 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
-        for name, types in PARTS.items():
-            if not isinstance(manifest[name], types):
+        numbers, tables = ("number", "steps", "total"), ("files", "logs", "replay", "machine")
+        for name in (*numbers, *tables):
+            if not isinstance(manifest[name], (int, float) if name in numbers else dict):
                 return CheckpointError(path, f"has no valid {name!r}")
         chunks = [(chunk["file"], chunk) for chunk in manifest["replay"].get("chunks", [])]
         for name, described in (*manifest["files"].items(), *chunks):

@@ -9,12 +9,9 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-PRIORITY_EXPONENT = 0.4
-"""Between uniform sampling (0) and sampling in proportion to the error (1): LAP's authors' value for continuous control."""
-MAX_REJECTION_ROUNDS = 8
-"""Of four candidates per transition asked for: enough if one of 32 is accepted on average."""
-MAX_PRIORITY_INTERVAL = 250
-"""Updates between two searches for the largest priority, as in TD7 (https://arxiv.org/abs/2306.02451)."""
+PRIORITY_EXPONENT = 0.4  # between uniform sampling (0) and by the error (1): LAP's authors' value for continuous control
+MAX_REJECTION_ROUNDS = 8  # of four candidates per transition asked for: enough if one of 32 is accepted on average
+MAX_PRIORITY_INTERVAL = 250  # updates between two searches for the largest, as in TD7 (https://arxiv.org/abs/2306.02451)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -33,22 +30,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
+        self, buffer_size: int, observation_space: spaces.Space, *args: Any, optimize_memory_usage: bool = False, **kwargs: Any
     ):
         if isinstance(observation_space, spaces.Dict):
             raise ValueError("PrioritizedReplayBuffer is for flat and image observations, not for Dict")
         if optimize_memory_usage:
             raise ValueError("PrioritizedReplayBuffer stores every observation twice: leave optimize_memory_usage off")
-        super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination=handle_timeout_termination
-        )
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
         self.priorities = np.ones((self.buffer_size, self.n_envs), dtype=np.float32)
         self._largest = np.array([1.0, 0.0])  # the largest priority, and updates since it was searched for
         self._sampled: tuple[np.ndarray, np.ndarray] | None = None

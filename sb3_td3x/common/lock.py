@@ -5,16 +5,13 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from filelock import SoftFileLease, Timeout
 
 from sb3_td3x.errors import CheckpointError, RunLockedError
 
-LOCK = "lock"
-"""Name of the file. filelock briefly makes others, whose names begin with ``lock.``."""
-LEASE_SECONDS = 30.0
-"""A lock that was not refreshed for so long is taken over. Its holder refreshes it three times as often."""
+LOCK = "lock"  # the file's name; filelock briefly makes others, whose names begin with "lock."
+LEASE_SECONDS = 30.0  # after which a lock that was not refreshed is taken over; its holder refreshes it three times as often
 
 
 class RunLock:
@@ -40,7 +37,7 @@ class RunLock:
                 return self
         raise self._locked()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lease.release()  # leaves a successor's lock alone
 
     def require_ours(self) -> None:
@@ -91,10 +88,9 @@ class RunLock:
 
 def is_touched(folder: Path) -> bool:
     """Whether the folder's lock was refreshed within a lease, so that probably a process writes there; for display only."""
-    try:
+    with suppress(FileNotFoundError):
         return time.time() - (folder / LOCK).stat().st_mtime < LEASE_SECONDS
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _lease(path: Path) -> SoftFileLease:
@@ -109,10 +105,9 @@ def _this_host(folder: Path) -> str:
 
 def _is_zombie(pid: int) -> bool:
     """Whether a process of this host has ended and waits for its parent; filelock takes it for alive."""
-    try:
+    with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (OSError, IndexError):
-        return False
+    return False
 
 
 def _host(name: str) -> str:

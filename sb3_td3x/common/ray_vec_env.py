@@ -4,8 +4,7 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,8 +24,7 @@ try:
 except ImportError:  # an error in the constructor: this module can be imported and documented without Ray
     ray = None  # type: ignore[assignment]
 
-REBUILT = "environment_rebuilt"
-"""Key in the ``info`` of a step whose environment died and was rebuilt."""
+REBUILT = "environment_rebuilt"  # key in the `info` of a step whose environment died and was rebuilt
 CLOSE_TIMEOUT = 10.0
 
 
@@ -72,7 +70,8 @@ class RayVecEnv(VecEnv):
         retries = {"max_restarts": max_restarts, "max_task_retries": -1 if max_restarts else 0}
         self._actor_options = {"num_cpus": num_cpus, **retries, **(actor_options or {})}
         remote = ray.remote(**self._actor_options)(_Environments)
-        registered = _registered()
+        # Actors only know the environments of Gymnasium
+        registered = {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("gymnasium.")}
         makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
         self._actors: list[Any] = [remote.remote(makers[part], vec_env_cls) for part in self._parts]
         self._last_obs: VecEnvObs | None = None
@@ -95,7 +94,8 @@ class RayVecEnv(VecEnv):
             # There is no observation before the first step of a run that was resumed inside an episode
             before = observations if self._last_obs is None else self._last_obs
             for index in rebuilt:
-                infos[index]["terminal_observation"] = _observation_of(before, index)
+                last = {key: part[index] for key, part in before.items()} if isinstance(before, dict) else before[index]
+                infos[index]["terminal_observation"] = last
             warnings.warn(f"environment {', '.join(map(str, rebuilt))} died and was rebuilt: its episode is cut", stacklevel=3)
         self._last_obs = observations
         self.reset_infos = list(chain(*reset_infos))
@@ -113,7 +113,7 @@ class RayVecEnv(VecEnv):
 
     def close(self) -> None:
         if self._actors and ray.is_initialized():
-            closing = [actor.call.options(max_task_retries=0).remote("close", (), {}) for actor in self._actors]
+            closing = [actor.call.options(max_task_retries=0).remote("close") for actor in self._actors]
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)  # a dead actor's call is ready too
             self._end_actors()
 
@@ -144,12 +144,12 @@ class RayVecEnv(VecEnv):
 
     def _each_actor(self, _name: str, *args: Any) -> list[Any]:
         """Call a method of each actor's ``VecEnv``."""
-        return self._get([actor.call.remote(_name, args, {}) for actor in self._actors])
+        return self._get([actor.call.remote(_name, *args) for actor in self._actors])
 
     def _each_env(self, _name: str, _indices: VecEnvIndices, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of each environment's ``VecEnv`` with the index of that environment alone."""
         places = [divmod(range(self.num_envs)[index], self._per_actor) for index in self._get_indices(_indices)]
-        calls = [self._actors[actor].call.remote(_name, args, {**kwargs, "indices": [inner]}) for actor, inner in places]
+        calls = [self._actors[actor].call.remote(_name, *args, **kwargs, indices=[inner]) for actor, inner in places]
         return self._get(calls, [actor for actor, _ in places])
 
     def _get(self, calls: list["ray.ObjectRef"], actors: Sequence[int] | None = None) -> list[Any]:
@@ -187,42 +187,29 @@ class _Environments:
     def spaces(self) -> tuple[gym.Space, gym.Space]:
         return self.env.observation_space, self.env.action_space
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _dying_together(self.env):
-            return getattr(self.env, name)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    def call(self, _name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the ``VecEnv``. If a process of it has ended, end this one too, so that Ray rebuilds it."""
+        try:
+            with explained_deaths(self.env):
+                return getattr(self.env, _name)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        except EnvironmentDiedError as error:
+            logging.getLogger(__name__).error("%s", error)  # Ray prints it in the process that runs the training
+            os._exit(1)
 
     def reset(self, seeds: list[int | None], options: list[dict[str, Any]]) -> tuple[VecEnvObs, list[dict[str, Any]]]:
         self.lost_episodes = False
         self.env._seeds, self.env._options = seeds, copy.deepcopy(options)
-        with _dying_together(self.env):
-            return self.env.reset(), list(self.env.reset_infos)
+        return self.call("reset"), list(self.env.reset_infos)
 
     def step(self, actions: np.ndarray) -> tuple[VecEnvObs, np.ndarray, np.ndarray, list[dict], list[dict]]:
         """Make a step, or after a restart of the actor end the lost episodes and begin new ones."""
-        count = self.env.num_envs
         if self.lost_episodes:
+            count = self.env.num_envs
             observations, reset_infos = self.reset([None] * count, [{}] * count)
             infos: list[dict] = [{REBUILT: True, "TimeLimit.truncated": True} for _ in range(count)]
             return observations, np.zeros(count, np.float32), np.ones(count, bool), infos, reset_infos
-        with _dying_together(self.env):
-            observations, rewards, dones, infos = self.env.step(actions.copy())
+        observations, rewards, dones, infos = self.call("step", actions)
         return observations, rewards, dones, list(infos), list(self.env.reset_infos)
-
-
-@contextmanager
-def _dying_together(env: VecEnv) -> Iterator[None]:
-    """End the actor when one of its environments' processes has ended, so that Ray rebuilds it."""
-    try:
-        with explained_deaths(env):
-            yield
-    except EnvironmentDiedError as error:
-        logging.getLogger(__name__).error("%s", error)  # Ray prints it in the process that runs the training
-        os._exit(1)
-
-
-def _registered() -> dict[str, EnvSpec]:
-    """The environments registered in this process; actors only know those of Gymnasium."""
-    return {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("gymnasium.")}
 
 
 def _make(env_fn: Callable[[], gym.Env], registered: dict[str, EnvSpec]) -> gym.Env:
@@ -246,9 +233,3 @@ def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:
     if isinstance(first, dict):
         return {key: np.concatenate([part[key] for part in observations]) for key in first}  # type: ignore[call-overload]
     return np.concatenate(observations)  # type: ignore[arg-type]
-
-
-def _observation_of(observations: VecEnvObs, index: int) -> Any:
-    if isinstance(observations, dict):
-        return {key: part[index] for key, part in observations.items()}
-    return observations[index]

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_td3x.errors import NonFiniteError
 
-MAX_REWARD = 1e15
-"""Values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32."""
+MAX_REWARD = 1e15  # values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32
 
 
 def sample(
@@ -67,28 +65,26 @@ def require_stored_as_seen(env: VecEnv) -> None:
         )
 
 
-class KeptStatistics:
-    """The statistics of ``VecNormalize`` after the last good step, because a NaN that is counted stays in them."""
+def running_moments(value: Any) -> list[Any]:
+    """The ``RunningMeanStd`` in an attribute, SB3's or Gymnasium's: one, or a dict of them."""
+    parts = value.values() if isinstance(value, dict) else [value]
+    return [part for part in parts if hasattr(part, "update_from_moments")]
 
-    def __init__(self, env: VecNormalize | None):
-        self._env = env
-        self.keep()
 
-    def _moments(self) -> list[RunningMeanStd]:
-        """Those that are in use: ``sync_envs_normalization`` replaces them."""
-        env = self._env
-        moments: list[RunningMeanStd] = [] if env is None else [env.ret_rms]
-        if env is not None and env.norm_obs:
-            moments += env.obs_rms.values() if isinstance(env.obs_rms, dict) else [env.obs_rms]
-        return moments
+def _moments(env: VecNormalize | None) -> list[Any]:
+    """The statistics that are in use: ``sync_envs_normalization`` replaces them."""
+    return [] if env is None else [env.ret_rms, *running_moments(getattr(env, "obs_rms", None))]
 
-    def keep(self) -> None:
-        """Keep the present ones. ``VecNormalize`` replaces their arrays and does not write into them."""
-        self._kept = [dict(vars(moments)) for moments in self._moments()]
 
-    def restore(self) -> None:
-        for moments, kept in zip(self._moments(), self._kept, strict=True):
-            vars(moments).update(kept)
+def kept_statistics(env: VecNormalize | None) -> list[dict[str, Any]]:
+    """Those of ``VecNormalize``: a NaN that is counted stays in them. It replaces their arrays and never writes into them."""
+    return [dict(vars(moments)) for moments in _moments(env)]
+
+
+def restore_statistics(env: VecNormalize | None, kept: list[dict[str, Any]]) -> None:
+    """Set what ``kept_statistics`` gave."""
+    for moments, values in zip(_moments(env), kept, strict=True):
+        vars(moments).update(values)
 
 
 def require_finite(observation: np.ndarray | dict[str, np.ndarray], name: str, when: str) -> None:

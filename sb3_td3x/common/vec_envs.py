@@ -12,10 +12,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb3_td3x.errors import EnvironmentDiedError
 
-CLOSE_TIMEOUT = 2.0
-"""Seconds that worker processes get to close their environments before they are killed."""
-NOTICE_SECONDS = 1.0
-"""Seconds after a worker process has ended in which others that end are named with it."""
+CLOSE_TIMEOUT = 2.0  # seconds that worker processes get to close their environments before they are killed
+NOTICE_SECONDS = 1.0  # after a worker process has ended: others that end until then are named with it
 
 
 class Hook:

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch as th
@@ -31,21 +30,15 @@ from sb3_td3x.errors import ModelFileError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed
 
-FORMAT_VERSION = 1
-"""Written into every saved model; raised when an older program can no longer read what a newer one writes."""
+FORMAT_VERSION = 1  # in every saved model; raised when an older program can no longer read what a newer one writes
 
 SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None}
 """The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
 
-AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)
-"""The replay buffers that are chosen if the user names none."""
-
+AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
 TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
-VARIABLES = "pytorch_variables.pth"
-"""Tensors of a subclass beside the networks, which SB3 sets in the loaded model."""
-MAX_RATIO = 20
-"""How many times the file's own size its members may declare to have."""
-
+VARIABLES = "pytorch_variables.pth"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
+MAX_RATIO = 20  # how many times the file's own size its members may declare to have
 NOT_FOR_LOAD = {"policy", "env", "lr_schedule", "_init_setup_model"}
 """What ``load`` does not take as keywords: it has an ``env`` of its own, and ``learning_rate`` makes the schedule."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
@@ -130,14 +123,7 @@ def load(
     return model
 
 
-def save(
-    sb3_save: Any,
-    model: Any,
-    policy_class: type,
-    path: PathOrFile,
-    exclude: Iterable[str] | None,
-    include: Iterable[str] | None,
-) -> None:
+def save(sb3_save: Any, model: Any, policy_class: type, path: PathOrFile, *exclude_include: Iterable[str] | None) -> None:
     """The body of ``TD3X.save``. The file names ``policy_class``; a process that is killed leaves the file that was there."""
     # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
     parameters = copy.deepcopy(model.get_parameters())
@@ -145,7 +131,7 @@ def save(
     noise_state = model.noise_generator.get_state().numpy()
     vars(stand_in).update({**vars(model), "policy_class": policy_class, "noise_generator": noise_state})
     zipped = io.BytesIO()
-    sb3_save.__func__(stand_in, zipped, exclude, include)
+    sb3_save.__func__(stand_in, zipped, *exclude_include)
     if not isinstance(path, (str, pathlib.Path)):
         path.write(zipped.getbuffer())
         return
@@ -307,15 +293,11 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
 
 
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Keep how steps are computed, and check the state, which torch checks only when it makes a step."""
+    """Keep how steps are computed, and check the shapes of the state, which torch checks only when it makes a step."""
     for before, group in zip(groups, optimizer.param_groups, strict=True):
         group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
-    is_known = safe_pickle.is_known(type(optimizer))  # another takes trust, as Adafactor: its state may have any shape
-    for parameter, values in optimizer.state.items():
-        if not isinstance(parameter, th.Tensor):
-            raise ModelFileError(f"{name} has a state for a parameter that it does not list")
-        for key, value in values.items() if is_known else ():
-            if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
-                raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")
-            if not isinstance(value, (th.Tensor, int, float, NoneType)):
-                raise ModelFileError(f"{name} has {safe_pickle.described(value)} as {key}")
+    if safe_pickle.is_known(type(optimizer)):  # another takes trust, as Adafactor: its state may have any shape
+        for parameter, values in optimizer.state.items():
+            for key, value in values.items():
+                if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
+                    raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")

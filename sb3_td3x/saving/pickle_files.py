@@ -31,10 +31,8 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
     """
     if not isinstance(venv, VecEnv):
         raise ValueError("statistics are for an SB3 VecEnv, such as make_vec_env gives, not for a single environment")
-    if trust:
-        return VecNormalize.load(str(path), venv)
     with explained_errors(name_of(path), "the VecNormalize"), opened(path, suffix="pkl") as file:
-        loaded = safe_pickle.load(file)
+        loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         _check_statistics(loaded)
     try:
         loaded.set_venv(venv)
@@ -45,21 +43,17 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
 
 def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
     """The replay buffer that ``save_replay_buffer`` wrote; ``trust`` reads it as SB3 does."""
-    if trust:
-        loaded = load_from_pkl(path)
-        if not isinstance(loaded, ReplayBuffer):
-            raise ModelFileError(f"{name_of(path)} holds no replay buffer")
-        return loaded
     with explained_errors(name_of(path), "the replay buffer"), opened(path, suffix="pkl") as file:
-        loaded = safe_pickle.load(file)
-        _check_buffer(loaded)
+        loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
+        if not isinstance(loaded, ReplayBuffer):
+            raise ModelFileError(f"it holds {described(loaded)}, no replay buffer")
+        if not trust:
+            _check_buffer(loaded)
     return loaded
 
 
-def _check_buffer(buffer: Any) -> None:
+def _check_buffer(buffer: ReplayBuffer) -> None:
     """Check that a buffer's arrays have the sizes that it states: it is used long after it is loaded."""
-    if not isinstance(buffer, ReplayBuffer):
-        raise ModelFileError(f"it holds {described(buffer)}, no replay buffer")
     size, n_envs, action_dim = buffer.buffer_size, buffer.n_envs, buffer.action_dim
     obs_shape: Any = get_obs_shape(buffer.observation_space)
     if not 0 <= buffer.pos < size:

@@ -303,10 +303,6 @@ def _dtype(name: str, align: bool = False, copy: bool = True) -> np.dtype:
     return np.dtype(name)
 
 
-def _empty_array(cls: Any, shape: Any, code: Any) -> np.ndarray:
-    return np.empty(0, np.int8)
-
-
 def _fill(array: np.ndarray, shape: Any, dtype: Any, is_fortran: Any, data: Any) -> None:
     """Give an empty array its numbers, or its list of objects."""
     if not all(type(side) is int and side >= 0 for side in shape):
@@ -326,8 +322,7 @@ def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any 
 
 
 def _scalar(dtype: Any, data: Any) -> Any:
-    _fill(array := np.empty(0, np.int8), (1,), dtype, False, data)
-    return array[0]
+    return _array_from_buffer(data, dtype, (1,), "C")[0]
 
 
 def _bytes_from_latin(text: str, encoding: str) -> bytes:
@@ -368,7 +363,7 @@ def _tensor(memory: Any, offset: Any, size: Any, stride: Any, gradient: Any, hoo
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _dtype,
     **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty_array for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: np.empty(0, np.int8) for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     ("numpy.random._pickle", "__bit_generator_ctor"): _bit_generator,
     ("numpy.random._pickle", "__generator_ctor"): _generator,

@@ -166,10 +166,10 @@ class TD3XPolicy(sb3.TD3Policy):
         :raises UntrustedModelError: without ``trust``, for arguments that are more than spaces, numbers and known classes
         :raises ModelFileError: for a damaged file, or tensors that do not fit
         """
-        if trust:
-            return super().load(path, device)
         device = get_device(device)
         with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
+            if trust:
+                return super().load(file, device)
             saved = load_tensors(file.read())
             policy = cls(**saved["data"])
             policy.load_state_dict(saved["state_dict"])

@@ -385,7 +385,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                     reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
                 )  # fmt: skip
         except NonFiniteError:
-            self._statistics.restore()
+            transitions.restore_statistics(self._vec_normalize_env, self._statistics)
             raise
 
     def _setup_learn(
@@ -401,7 +401,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
-        self._statistics = transitions.KeptStatistics(normalization)
+        self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
         # first episode, which hindsight replay needs, may not have ended
@@ -512,7 +512,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         except NonFiniteError:
             self._last_obs = None  # so that the next `learn` resets the environments
             raise
-        self._statistics.keep()
+        self._statistics = transitions.kept_statistics(self._vec_normalize_env)
 
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
@@ -520,7 +520,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if not self._is_env_used_by_others():  # else it is not stored
             when = f"environment step {self.num_timesteps}"
             transitions.check_transition(buffer_action, new_obs, reward, infos, self._vec_normalize_env, when)
-            self._statistics.keep()
+            self._statistics = transitions.kept_statistics(self._vec_normalize_env)
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)

@@ -300,7 +300,7 @@ class TestResuming:
         stop_after(monkeypatch, 120)
         made(runs, tmp_path)
         changed = study(tmp_path / "s.yml", seeds=[0], steps=900)
-        with pytest.raises(ValueError, match=rf"{run.name} was begun with steps 450, not 900: .* remove that folder$"):
+        with pytest.raises(ValueError, match=rf"{run.name} was begun with n_timesteps 450, not 900: .* remove that folder$"):
             check(changed, StudyFolder.at(tmp_path))
         monkeypatch.undo()
         made(runs, tmp_path)

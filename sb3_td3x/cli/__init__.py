@@ -37,12 +37,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 
 def main() -> None:
-    """
-    Run the command.
-
-    An error that the user can fix is one line and exit code 2 (``TD3X_DEBUG=1`` adds the traceback), any other error a
-    traceback and exit code 3. Exit code 1 means that the same command, or ``--resume``, continues.
-    """
+    """Run the command, with the exit codes of docs/command.md; ``TD3X_DEBUG=1`` adds the traceback to an error of one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may know no arrow, or a path not be text
@@ -60,10 +55,8 @@ def main() -> None:
 
 def _can_be_fixed(error: Exception) -> bool:
     """
-    Whether the user can: bad input, too little memory, a folder that is not writable, a missing package or simulator.
-
-    An error that the code of an environment raised is a bug of it, whatever its class; errors of wrappers are about input and
-    files, as a library's are.
+    Whether the user can: bad input, too little memory, a folder that is not writable, a missing package or simulator. What the
+    code of an environment raises is a bug of it, whatever its class; errors of wrappers are about input and files.
     """
     import gymnasium as gym  # here, because `td3x --help` needs none of it
 

@@ -1,8 +1,4 @@
-"""
-The ``td3x`` commands that read a run: evaluate, watch, plot, report, export, push; and ``pull`` and ``bench``.
-
-They import what needs torch after they have opened the run's folder, so that an error appears at once.
-"""
+"""The small commands. They import what needs torch after opening the run's folder, so that an error appears at once."""
 
 from contextlib import closing
 from pathlib import Path
@@ -35,11 +31,10 @@ def evaluate(
     from sb3_td3x.runs import play
 
     returns = play.evaluate(folder, episodes, seed, device, trust)
-    PlainConsole().print(
-        f"{folder.env_id}, {folder.model().name}: return {score_text(returns.mean())} ± {score_text(returns.std())} "
-        f"over {len(returns)} episode{'' if len(returns) == 1 else 's'} "
-        f"(from {score_text(returns.min())} to {score_text(returns.max())})"
-    )
+    mean, spread, low, high = map(score_text, (returns.mean(), returns.std(), returns.min(), returns.max()))
+    count = f"{len(returns)} episode{'' if len(returns) == 1 else 's'}"
+    scored = f"return {mean} ± {spread} over {count} (from {low} to {high})"
+    PlainConsole().print(f"{folder.env_id}, {folder.model().name}: {scored}")
 
 
 def enjoy(
@@ -53,7 +48,7 @@ def enjoy(
     folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
-    console = PlainConsole()
+    console, out = PlainConsole(), video or folder.video
     if video is None and play.has_display():
         for score in play.evaluate(folder, episodes, seed, "cpu", trust, render_mode="human"):
             console.print(f"return {score_text(score)}")
@@ -62,10 +57,8 @@ def enjoy(
         console.print("there is no display: making a video")
         if not trust:
             folder.require_no_links()  # its folder of videos may be one
-    out = video or folder.video
     with console.status("recording"):
-        recorded = play.record_video(folder, out, seed, trust=trust)
-    console.print(f"{out} ({recorded})")
+        console.print(f"{out} ({play.record_video(folder, out, seed, trust=trust)})")
 
 
 def plot(
@@ -144,8 +137,7 @@ def pull(
 
     console = PlainConsole()
     with console.status("downloading"):
-        folder = hub.pull(repo, out)
-    console.print(str(folder.path))
+        console.print(str(hub.pull(repo, out).path))
 
 
 def bench(
@@ -167,7 +159,7 @@ def bench(
     from sb3_td3x.runs.experiment import require_device
 
     require_device(device)
-    device = get_device(device).type
+    device = str(get_device(device))
     case = measuring.Case(batch, tuple(map(int, layers)), n_quantiles=quantiles)
     th.set_num_threads(threads)
     console = PlainConsole()

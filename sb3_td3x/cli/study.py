@@ -28,11 +28,7 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Folder of the study, which every node reaches; studies/FILE.")] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Make run number N only, from 0, as a job of a scheduler.")] = None,
 ) -> None:
-    """
-    Make the runs of a study that are not finished.
-
-    Ctrl-C stops it cleanly; the same command continues.
-    """
+    """Make the runs of a study that are not finished. Ctrl-C stops it cleanly; the same command continues."""
     from sb3_td3x.runs import runners, study
 
     place = (out or Path("studies") / file.stem).resolve()
@@ -47,34 +43,28 @@ def command(
         study.check(runs, folder)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    console = PlainConsole()
+    console, table, summary = PlainConsole(), RunsTable(runs, folder), place / "summary.csv"
     if only is not None:  # one job of a scheduler
-        (run,) = runs
-        console.print(f"{run.name}, which prints to {folder.printed(run)}")
-        if not study.attempt(study.train_td3x, folder, run):
-            console.print("stopped; the same command resumes it")
-            raise typer.Exit(1)
-        folder.write_summary(grid, place / "summary.csv")
-        console.print(f"done: {folder.table(run)}")
-        return
-    threads = max(run.options.get("threads", 1) for run in runs)
-    runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)
-    table = RunsTable(runs, folder)
-    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
-    for number in (signal.SIGINT, *stop_signals()):  # SIGINT too: a shell lets its background jobs ignore it
-        signal.signal(number, signal.default_int_handler)
-    live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
-    try:
-        with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
-            for run, problem in ended:
-                table.errors[run] = problem
-                if live is None:
-                    console.print(table.line(run))
-    except KeyboardInterrupt:
-        console.print("stopped; runs under way have saved a checkpoint")
-    folder.write_summary(runs, place / "summary.csv")
-    _report(console, table, place / "summary.csv")
+        console.print(f"{runs[0].name}, which prints to {folder.printed(runs[0])}")
+        study.attempt(study.train_td3x, folder, runs[0])
+    else:
+        threads = max(run.options.get("threads", 1) for run in runs)
+        runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)
+        count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+        console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
+        for number in (signal.SIGINT, *stop_signals()):  # SIGINT too: a shell lets its background jobs ignore it
+            signal.signal(number, signal.default_int_handler)
+        live = Live(get_renderable=table.render, console=console, refresh_per_second=1) if console.is_terminal else None
+        try:
+            with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
+                for run, problem in ended:
+                    table.errors[run] = problem
+                    if live is None:
+                        console.print(table.line(run))
+        except KeyboardInterrupt:
+            console.print("stopped; runs under way have saved a checkpoint")
+    folder.write_summary(grid, summary)
+    _report(console, table, summary)
 
 
 def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
@@ -85,7 +75,7 @@ def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
     done = sum(map(table.folder.is_finished, table.runs))
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):
-        console.print("the same command tries the others again")
+        console.print("the same command goes on with the rest")
         raise typer.Exit(1)
 
 
@@ -102,7 +92,6 @@ class RunsTable:
         return replace(current, state="failed") if self.errors.get(run) and current.state != "done" else current
 
     def line(self, run: "StudyRun") -> str:
-        """One run's progress in words."""
         current = self.progress(run)
         score = "no score yet" if current.score is None else f"score {score_text(current.score)}"
         return f"{run.name}: {current.state} at {current.steps:,} of {self.totals[run]:,} steps, {score}"

@@ -82,7 +82,15 @@ def command(
     if not _train(console, run, verbose, track):
         raise typer.Exit(1)
     if video if "video" in chosen else run.experiment.video:
-        _record(console, run, trust or resume is None)  # settings that this command was given need no trust
+        from sb3_td3x.runs import play
+
+        with console.status("making a video of the best model"):
+            trusts = trust or resume is None  # settings that this command was given need no trust
+            try:
+                recorded = play.record_video(run.folder, run.folder.video, run.experiment.seed, trust=trusts)
+                console.print(f"  {run.folder.video} ({recorded})")
+            except ValueError as error:
+                console.print(f"no video: {error}")
     path = shlex.quote(str(run.folder.path))
     with_trust = " --trust" if _needs_trust(run.folder) else ""
     console.print(f"watch it: td3x enjoy {path}{with_trust}\nread about it: td3x report {path}")
@@ -136,8 +144,7 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
             finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
-        console.print(f"stopped at {done}; what was learned is saved. Resume with:")
-        console.print(f"  {_resumption(run.folder)}")
+        console.print(f"stopped at {done}; what was learned is saved. Resume with:\n  {_resumption(run.folder)}")
     console.print(scores_text(run.folder))
     for path in (run.folder.best_model, run.folder.last_model, run.folder.curve, run.folder.evaluations):
         if path.exists():
@@ -151,17 +158,4 @@ def _needs_trust(folder: RunDir) -> bool:
 
 
 def _resumption(folder: RunDir) -> str:
-    """The command that resumes a run."""
     return shlex.join(["td3x", "train", "--resume", str(folder.path), *["--trust"] * _needs_trust(folder)])
-
-
-def _record(console: PlainConsole, run: "Run", trust: bool) -> None:
-    from sb3_td3x.runs import play
-
-    with console.status("making a video of the best model"):
-        try:
-            recorded = play.record_video(run.folder, run.folder.video, run.experiment.seed, trust=trust)
-        except ValueError as error:
-            console.print(f"no video: {error}")
-            return
-    console.print(f"  {run.folder.video} ({recorded})")

@@ -1,8 +1,4 @@
-"""
-A run as a repository of the Hugging Face Hub, with the files and names of huggingface_sb3 and rl-zoo3.
-
-Before anything is written, the model and its normalization statistics are loaded without trust, as a reader would load them.
-"""
+"""A run as a repository of the Hugging Face Hub, with the files and names of huggingface_sb3 and rl-zoo3."""
 
 import json
 import re
@@ -85,14 +81,12 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     try:
         api = huggingface_hub.HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
-        is_public = private and not api.repo_info(repo_id).private  # an existing repository keeps its visibility
-        if not is_public:
-            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
+        if private and not api.repo_info(repo_id).private:  # an existing repository keeps its visibility
+            raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private there, or give another name")
+        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
     except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
-        needs = "a connection and a token with write access (hf auth login, or the variable HF_TOKEN)"
-        raise ValueError(f"{repo_id} cannot be uploaded: {error}. It needs {needs}") from error
-    if is_public:
-        raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private on the Hub, or give another name")
+        needs = "uploads need a connection and a token with write access: hf auth login, or the variable HF_TOKEN"
+        raise ValueError(f"{repo_id} cannot be uploaded: {error} ({needs})") from error
     return str(address)
 
 

@@ -1,9 +1,4 @@
-"""
-One run as one HTML page: scores, training diagnostics, video, settings, and the commands that repeat and resume the run.
-
-The page contains everything that it shows and loads nothing. The run may be an untrusted one: all text is escaped, and the
-page's content security policy forbids scripts and network access.
-"""
+"""One run as one HTML page that loads nothing. The run may be untrusted: all text is escaped, and scripts are forbidden."""
 
 import base64
 import io
@@ -54,7 +49,6 @@ def write(run: RunDir, out: Path) -> None:
 
 
 def render(run: RunDir) -> str:
-    """The page as text."""
     template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}

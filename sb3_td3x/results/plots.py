@@ -53,15 +53,12 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
     :param scores: of one run at least, as ``scores.read`` gives
     :param out: picture to write; replaced in one step, so that a viewer never sees half of it
     :param x: ``"steps"``, ``"time"`` or both
-    :raises ValueError: for another file format, or times that are not known
+    :raises ValueError: for a file format that matplotlib does not know, or times that are not known
     """
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"a picture is a .png, .svg or .pdf, not {out.name!r}")
     files.write(out, figure(scores, x).savefig)
 
 
 def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
-    """The picture that ``draw`` writes."""
     groups: dict[str, list[Scores]] = {}
     for run in scores:
         groups.setdefault(run.env_id, []).append(run)

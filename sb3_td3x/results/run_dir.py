@@ -134,10 +134,7 @@ class RunDir:
         return shlex.join(words) if words[:2] == ["td3x", "train"] else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """
-        :return: timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``
-        :raises ValueError: if the run has not been evaluated yet, or its file is damaged
-        """
+        """Timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``; ``ValueError`` for none, or damaged ones."""
         if not self.evaluations.is_file():
             frequency = self.arguments().get("eval_freq", "eval_freq")
             raise ValueError(f"{self.path} has no evaluations yet: the first comes after {frequency} steps")

@@ -91,9 +91,8 @@ def _sources(path: Path) -> list[Path]:
     removed = [table for table in sorted(path.glob("returns/*.csv")) if not RunDir.is_at(path / "runs" / table.stem)]
     if found := RunDir.inside(path) + removed or sorted(path.glob("*.csv")):
         return found
-    raise ValueError(
-        f"{path} is not a run, a study or a table of scores" if path.exists() else f"there is no folder or file {path}"
-    )
+    problem = f"{path} is not a run, a study or a table of scores" if path.exists() else f"there is no folder or file {path}"
+    raise ValueError(problem)
 
 
 def of_run(run: RunDir) -> Scores:

@@ -133,5 +133,5 @@ def _milliseconds(update: Callable[[], None], count: int, device: str) -> float:
     for _ in range(count):
         update()
     if device != "cpu":
-        th.cuda.synchronize()
+        th.cuda.synchronize(device)
     return (time.perf_counter() - start) / count * 1e3

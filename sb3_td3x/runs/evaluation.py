@@ -38,14 +38,11 @@ class _Interrupted(Exception):
 
 class Evaluation(EvalCallback):
     """
-    Evaluates at the first rollout that starts after ``eval_freq`` further steps, and at the last step.
+    Evaluates where the first rollout after ``eval_freq`` further steps starts, as checkpoints are made there, and at the end.
 
-    A rollout starts when the last transition is stored and its updates are made, which is where checkpoints are saved too: an
-    evaluation that is interrupted by a request to stop is discarded, and a resumed run makes it first, with the same model.
-
-    Keeps a table of the scores, ``scores.csv`` next to ``evaluations.npz``, with the seconds of training up to each, and saves
-    the last model where training ends: before the last checkpoint, after which there is nothing to resume. A process that has
-    lost the run's lock, for example while it was suspended, writes nothing more.
+    An evaluation that a request to stop interrupts is discarded, and a resumed run makes it first. Each adds a line to
+    ``scores.csv``. The last model is saved where training ends: before the last checkpoint, after which there is nothing to
+    resume. A process that has lost the run's lock, for example while it was suspended, writes nothing more.
     """
 
     resumable = ("seconds", "elapsed", "is_due")

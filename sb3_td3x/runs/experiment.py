@@ -164,20 +164,17 @@ def resume(
     device: str | None = None,
 ) -> Run:
     """
-    A run that resumes from its newest checkpoint, with the settings in its folder.
+    A run that resumes from its newest checkpoint, or that of ``checkpoint`` steps, with the settings in its folder.
 
     :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
-    :param checkpoint: steps of the checkpoint to resume from; ``None`` is the newest
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
         the environment the keyword arguments that the folder names, and follow links out of the folder
     :param env_kwargs: keyword arguments of the environment that need no trust, because the caller names them too
-    :param device: in place of the run's own
     :raises CheckpointError: if there is no checkpoint, or it is damaged; a ``RunLockedError`` if another process writes there
     :raises ValueError: if nothing is left to do
     """
     experiment = Experiment.of_arguments(folder)
-    is_named_too = experiment.env_kwargs == env_kwargs
-    require_registered(experiment.env_id, trust, None if is_named_too else experiment.env_kwargs)
+    require_registered(experiment.env_id, trust, None if env_kwargs == experiment.env_kwargs else experiment.env_kwargs)
     if not trust:
         folder.require_no_links()
     require_device(device := device or experiment.device)
@@ -187,12 +184,9 @@ def resume(
         # From the settings, not the checkpoint: a run that was extended may not have made one since
         planned = check_int("n_timesteps", folder.config().get("n_timesteps"), minimum=0)
         entry = {**folder.config(), "n_timesteps": planned if steps is None else check_int("steps", steps, minimum=1)}
-        n_envs = check_int("n_envs", entry.get("n_envs", 1), minimum=1)
-        counts = {"n_envs": (n_envs, saved.manifest["replay"].get("n_envs")),
-                  "num_threads": (experiment.threads, saved.manifest["machine"].get("torch threads"))}  # fmt: skip
-        for name, (asked, had) in counts.items():  # before so many processes or threads are started
-            if had not in (None, asked):
-                raise ValueError(f"the run's settings ask for {name} {asked:,}, but its checkpoint was made with {had}")
+        n_envs, had = check_int("n_envs", entry.get("n_envs", 1), minimum=1), saved.manifest["replay"].get("n_envs")
+        if had not in (None, n_envs):  # before so many processes are started
+            raise ValueError(f"the run's settings ask for n_envs {n_envs:,}, but its checkpoint was made with {had}")
         if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")

@@ -55,11 +55,7 @@ def evaluate(
 
 
 def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000, trust: bool = False) -> str:
-    """
-    Record one episode of a run's model, up to ``max_steps``, to an ``.mp4``; returns what the video shows, in words.
-
-    :raises ValueError: if the packages for it are missing or the environment cannot draw itself
-    """
+    """Record one episode of at most ``max_steps`` to an ``.mp4``; what it shows, or a ``ValueError`` if it cannot be made."""
     if out.suffix != ".mp4":
         raise ValueError(f"a video is written as .mp4, not as {out.name}")
     if find_spec("imageio") is None or find_spec("imageio_ffmpeg") is None:

@@ -24,18 +24,11 @@ ENDED, FAILED, DIED = 0, 11, 12
 Ended = Generator[tuple[StudyRun, str], None, None]
 """Runs as they end, each with its error in one line, which is empty if the run is finished or was stopped."""
 Runner = Callable[[Train, StudyFolder, Sequence[StudyRun]], Ended]
-"""
-Makes an attempt at each run. A run whose process, environment's process or machine is lost is attempted again. Closed, it
-stops the runs under way and waits.
-"""
+"""Attempts each run, again where a process or a machine is lost. Closed, it stops the runs under way and waits."""
 
 
 def drive(runs: Sequence[StudyRun], folder: StudyFolder, train: Train, runner: Runner) -> Ended:
-    """
-    Make the runs that are not finished. Close the generator to stop: runs under way save a checkpoint.
-
-    :raises RunLockedError: if another process drives this study
-    """
+    """Make the unfinished runs; closing the generator stops them. ``RunLockedError`` if another process drives this study."""
     folder.runs.mkdir(parents=True, exist_ok=True)
     with RunLock(folder.runs):
         yield from runner(train, folder, [run for run in runs if not folder.is_finished(run)])

@@ -34,8 +34,6 @@ OPTIONS = tuple(
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study."""
-
     algo: str  # td3x, or another that the study's train function knows
     setting: str  # name of what is tried
     env: str
@@ -66,7 +64,7 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
     :param algorithms: values of ``algo``; the first is the default
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml_scalar(yaml.safe_load(path.read_text()))
         settings = content.pop("runs", None) if isinstance(content, dict) else None
         if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
             raise ValueError("runs must be a list of settings, such as [{setting: default}]: see docs/experiments.md")
@@ -98,16 +96,12 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
         raise ValueError(f"{setting}: envs must be a list of names, for example envs: [Pendulum-v1]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError(f"{setting}: seeds must be a list, for example seeds: [0, 1]")
-    numbers = [check_int(f"{setting}: seeds", parse_yaml_scalar(seed), minimum=0) for seed in seeds]
-    # Overrides stay as they are written, because a resumed run is compared by them; presets parse them
-    options = {key: value if key == "overrides" else parse_yaml_scalar(value) for key, value in entry.items()}
-    return [StudyRun(algo, setting, env, seed, options) for env, seed in product(envs, numbers)]
+    numbers = [check_int(f"{setting}: seeds", seed, minimum=0) for seed in seeds]
+    return [StudyRun(algo, setting, env, seed, entry) for env, seed in product(envs, numbers)]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
-
     state: str  # done, running, stopped (it has a checkpoint) or waiting
     steps: int
     rate: float | None = None  # in steps per second
@@ -183,11 +177,7 @@ Train = Callable[[StudyRun, Path], bool]
 
 
 def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
-    """
-    Make a run, or what is left of it; ``RunLockedError`` if another attempt stays at work.
-
-    :return: whether the run is finished now; not if it was told to stop
-    """
+    """Make what is left of a run; whether it is finished now, not stopped. ``RunLockedError`` if another attempt stays."""
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
     # The terminal belongs to the table of runs
@@ -220,11 +210,7 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
 
 
 def check(runs: list[StudyRun], folder: StudyFolder) -> None:
-    """
-    Find what is wrong with any run before the first one starts. A damaged run is left to its own attempt.
-
-    :raises ValueError: naming the run, for an invalid setting, or one that differs from what the run was begun with
-    """
+    """``ValueError`` naming the first run with invalid settings, or others than it was begun with; damage is left alone."""
     for run in runs:
         try:
             experiment.check(run.experiment())
@@ -234,24 +220,21 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
-    path, table, asked = folder.run(run), folder.table(run), run.experiment()
-    if not Store(RunDir(path, run.env).checkpoints).paths():
+    place, table, asked = RunDir(folder.run(run), run.env), folder.table(run), run.experiment()
+    if not Store(place.checkpoints).paths():
         if folder.is_finished(run):  # its folder was removed
             total, steps = asked.hyperparameters()["n_timesteps"], folder.progress(run).steps
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
-    by_values = {"preset": "", "overrides": ""}  # as steps: what they made of a file that may have been edited or moved since
+    by_values = {"preset": "", "overrides": "", "steps": ""}  # as what they made of a file that may have been edited since
     try:
-        had = RunDir.open(path).config()
-        begun = {**vars(Experiment.of_arguments(RunDir.open(path))), **by_values, "steps": had.get("n_timesteps"), **had}
+        begun = {**vars(Experiment.of_arguments(place)), **by_values, **place.config()}
     except ValueError:
         return
-    asks = asked.hyperparameters()
-    now = {**vars(asked), **by_values, "steps": asks["n_timesteps"], **asks}
-    now.setdefault("policy", begun.get("policy"))  # chosen by the observations
+    now = {"policy": begun.get("policy"), **vars(asked), **by_values, **asked.hyperparameters()}  # chosen by the observations
     if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
         difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
         also = f" and its table {table}" if folder.is_finished(run) else ""
         ways = f"change it back, take another --out, or remove that folder{also}"
-        raise ValueError(f"{path} was begun with {difference}: {ways}")
+        raise ValueError(f"{place.path} was begun with {difference}: {ways}")

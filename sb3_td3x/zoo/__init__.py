@@ -1,20 +1,12 @@
-"""
-TD3X in rl-zoo3, under the name ``td3x``.
-
-``python -m sb3_td3x.zoo train --algo td3x ...`` registers TD3X and runs rl-zoo3's script of that name. rl-zoo3's own commands
-accept ``--algo td3x`` if a module ``custom_envs.py``, which rl-zoo3 imports where there is one, calls ``register``.
-"""
+"""TD3X in rl-zoo3, under the name ``td3x``: see docs/zoo.md."""
 
 from typing import Any
 
 from sb3_td3x import presets
 from sb3_td3x.results.run_dir import ALGORITHM
 
-hyperparams = {
-    environment: {key: value for key, value in entry.items() if key != "noise_dt"}  # rl-zoo3 has none
-    for environment, entry in presets.table("default").items()
-}
-"""The preset ``default`` as rl-zoo3 reads it: ``--conf-file sb3_td3x.zoo``."""
+hyperparams = {env: {key: entry[key] for key in entry if key != "noise_dt"} for env, entry in presets.table("default").items()}
+"""The preset ``default`` as rl-zoo3, which has no ``noise_dt``, reads it: ``--conf-file sb3_td3x.zoo``."""
 
 SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")
 """What ``--optimize-hyperparameters`` searches besides the settings of rl-zoo3's TD3."""
@@ -22,13 +14,7 @@ HER_SETTINGS = ("n_sampled_goal", "goal_selection_strategy")
 
 
 def register() -> None:
-    """
-    Register TD3X with rl-zoo3 in this process: the algorithm, its search space and the names of buffers.
-
-    Call it before a script of rl-zoo3 reads its arguments. Calling it twice changes nothing.
-
-    :raises ImportError: if rl-zoo3 is not installed
-    """
+    """Register TD3X with rl-zoo3 before a script of it reads its arguments; ``ImportError`` if it is not installed."""
     from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
     from sb3_td3x.td3x.td3x import TD3X

@@ -21,10 +21,7 @@ def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
 
 
 def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], step: int) -> None:
-    """
-    Cut the logs back to what they held when the checkpoint was made. Only files and folders that ``logger`` and ``env`` have
-    opened in this process are touched, whatever ``saved`` names: a checkpoint does not say where to write.
-    """
+    """Cut the logs of ``logger`` and ``env`` back to what the checkpoint's held; a checkpoint does not say where to write."""
     for name, board in _boards(logger, folder).items():
         if name in saved:  # otherwise it may be another run's, because SB3 opens the newest
             writer: Any = board.writer

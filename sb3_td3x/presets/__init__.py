@@ -1,9 +1,4 @@
-"""
-Hyperparameters by name: one YAML file per preset, in rl-zoo3's keys, with one entry per environment.
-
-Values are plain YAML. Classes are named, and only those listed here are known, so reading a preset runs no code. Importing
-this module does not import torch.
-"""
+"""Hyperparameters by name: a YAML file per preset, in rl-zoo3's keys. Reading one runs no code, nor does this import torch."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -95,10 +90,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def updates_for(entry: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
-    """
-    What another number of environments changes: one update per environment step, as with one. SB3 would make one per step of
-    all together. An entry's own ``gradient_steps`` are for its own number of environments.
-    """
+    """One update per environment step (SB3: per step of all); an entry's own ``gradient_steps`` are for its own number."""
     own = entry.get("n_envs", 1) if "gradient_steps" in entry else 1
     return {} if n_envs == own else {"gradient_steps": -1}
 

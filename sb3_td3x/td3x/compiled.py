@@ -1,7 +1,4 @@
-"""
-Compiled updates: the losses of ``gradient_step.py`` and their gradients, recorded once as programs of tensor operations and
-compiled with Inductor. There is no mathematics in here.
-"""
+"""Compiled updates: ``gradient_step.py``'s losses and gradients, recorded once and compiled with Inductor; no mathematics."""
 
 import copy
 import functools

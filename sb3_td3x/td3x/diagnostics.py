@@ -1,8 +1,4 @@
-"""
-The numbers that TD3 is debugged with, computed once per log output: values, targets, twin critics, actions, exploration, pace.
-
-They do not change random generators or networks, so that training does not depend on them.
-"""
+"""The numbers that TD3 is debugged with, once per log output. They change no generator and no network, so no training."""
 
 import time
 import warnings

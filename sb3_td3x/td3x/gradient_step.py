@@ -1,9 +1,4 @@
-"""
-One gradient update: the losses of ``losses.py``, their gradients, the optimizers' steps and the target networks.
-
-``GradientStep`` computes gradients with autograd, operation by operation. Compiled updates (``compiled.py``) replace only its
-two functions that compute gradients.
-"""
+"""One gradient update: losses, gradients by autograd (``compiled.py`` replaces only these), optimizers' steps, targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

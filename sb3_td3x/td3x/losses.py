@@ -130,11 +130,5 @@ def actor_loss(values: th.Tensor) -> th.Tensor:
 
 
 def polyak_update(targets: Sequence[th.Tensor], sources: Sequence[th.Tensor], tau: float) -> None:
-    """
-    Move targets in place: target <- (1 - tau) target + tau source.
-
-    :param targets: tensors to move
-    :param sources: tensors of the same shapes to move towards
-    :param tau: 0 leaves the targets unchanged, 1 copies the sources
-    """
+    """Move ``targets`` in place towards ``sources`` of the same shapes: (1 - tau) target + tau source, with tau in [0, 1]."""
     th._foreach_lerp_(list(targets), list(sources), tau)

@@ -1,9 +1,4 @@
-"""
-Export of a trained actor as one ONNX graph, from the environment's raw observation to the environment's action.
-
-The graph includes the statistics of ``VecNormalize``, the preprocessing of images and discrete observations, and the action's
-bounds, so that acting needs numpy and onnxruntime only.
-"""
+"""Export of an actor as one ONNX graph with all that SB3 does around it, so that acting needs numpy and onnxruntime only."""
 
 import copy
 import logging

@@ -1,8 +1,4 @@
-"""
-The policies: an actor, its critics, and a target network of each.
-
-The networks are SB3's, with SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that SB3 can load saved models.
-"""
+"""The policies: SB3's networks under SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that SB3 can load them."""
 
 import inspect
 import warnings

@@ -1,8 +1,4 @@
-"""
-The arithmetic of an update: precision and kernels of its matrix products, and what becomes of the smallest numbers.
-
-All are set during updates only; acting, evaluation and everything else in the user's process are unchanged.
-"""
+"""Precision and kernels of an update's matrix products, and what becomes of the smallest numbers; all in updates only."""
 
 import platform
 import sys
@@ -58,11 +54,7 @@ def hidden_layers(network: nn.Module) -> list[nn.Linear]:
 
 @contextmanager
 def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """
-    Inside, these layers round both factors of their products to bfloat16 (8 significant bits), forward and backward.
-
-    The result of each product is float32; weights, optimizers and losses stay float32.
-    """
+    """Inside, these layers round both factors of products to bfloat16, forward and backward; the results are float32."""
     for layer in layers:
         layer.forward = partial(_bf16_linear, layer)  # type: ignore[method-assign]
     try:
@@ -119,11 +111,7 @@ def _is_untouched() -> bool:
 
 
 def choose_matrix_kernels() -> str:
-    """
-    ``"onednn"`` on AMD's family 26 (Zen 5), where its products take half the time, if they are accurate here.
-
-    No time is measured, so that two runs with one seed cannot differ by noise.
-    """
+    """``"onednn"`` on AMD's family 26 (Zen 5), twice as fast there, if accurate. Nothing is timed: a seed gives one run."""
     return "onednn" if all(part in processor() for part in ZEN_5) and _onednn_is_accurate() else "default"
 
 

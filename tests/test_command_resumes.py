@@ -289,6 +289,7 @@ class TestRefused:
         finished.write_settings(finished.config(), {**finished.arguments(), "num_threads": 2})
         with pytest.warns(UserWarning, match="not restored exactly: rounding or random numbers .torch threads was 1, is 2"):
             experiment.train(experiment.resume(finished, 400))
+        th.set_num_threads(1)
 
     def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")

@@ -193,6 +193,10 @@ def test_tests_named_in_the_docs_exist():
             assert (ROOT / "tests" / f"{name}.py").exists(), f"{page.name}: {name}"
 
 
+def test_the_patch_of_the_held_rate_applies():
+    subprocess.run(["git", "apply", "--check", "benchmarks/held.patch"], cwd=ROOT, check=True)
+
+
 def test_the_page_of_studies_names_every_key_of_their_file():
     page = (ROOT / "docs" / "experiments.md").read_text()
     assert [key for key in study.OPTIONS if f"`{key}`" not in page] == []

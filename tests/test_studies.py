@@ -65,6 +65,11 @@ class TestFile:
         assert study(tmp_path / "s.yml")[0].experiment().device == "cpu"
         assert study(tmp_path / "s.yml", device="auto")[0].experiment().device == "auto"
 
+    @pytest.mark.parametrize("name", ["0.005", "64", "1e5"])
+    def test_a_settings_name_may_be_a_number(self, name, tmp_path):
+        (run,) = study(tmp_path / "s.yml", seeds=[0], envs=["Pendulum-v1"], runs=[{"setting": name}])
+        assert run.name == f"td3x_{name}_Pendulum-v1_s0"
+
     def test_numbers_are_written_as_for_the_command(self, tmp_path):
         text = "steps: 1e5\neval_freq: 2.5e3\nsave_freq: 1e4\nn_envs: 2\nthreads: 1e0\nseeds: [1e1]\n"
         (tmp_path / "s.yml").write_text(

@@ -85,7 +85,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
             raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private there, or give another name")
         api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
     except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
-        needs = "uploads need a connection and a token with write access: hf auth login, or the variable HF_TOKEN"
+        needs = "a missing connection or token is a usual reason: hf auth login, or the variable HF_TOKEN"
         raise ValueError(f"{repo_id} cannot be uploaded: {error} ({needs})") from error
     return str(address)
 

@@ -55,6 +55,8 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
     :param x: ``"steps"``, ``"time"`` or both
     :raises ValueError: for a file format that matplotlib does not know, or times that are not known
     """
+    if not out.suffix:
+        raise ValueError(f"a picture needs a suffix such as .png, .svg or .pdf, not {out.name!r}")
     files.write(out, figure(scores, x).savefig)
 
 

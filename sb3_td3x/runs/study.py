@@ -64,7 +64,7 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
     :param algorithms: values of ``algo``; the first is the default
     """
     try:
-        content = parse_yaml_scalar(yaml.safe_load(path.read_text()))
+        content = yaml.safe_load(path.read_text())
         settings = content.pop("runs", None) if isinstance(content, dict) else None
         if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
             raise ValueError("runs must be a list of settings, such as [{setting: default}]: see docs/experiments.md")
@@ -87,7 +87,7 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
     both = {key for key in common.keys() & keys.keys() if isinstance(common[key], dict) and isinstance(keys[key], dict)}
     kept = {key: {name: common[key][name] for name in common[key] if str(name).split(".")[0] not in keys[key]} for key in both}
     entry = {**common, **keys, **{key: {**kept[key], **keys[key]} for key in both}}
-    algo, setting = entry.pop("algo", algorithms[0]), entry.pop("setting", "default")
+    algo, setting, entry = entry.pop("algo", algorithms[0]), entry.pop("setting", "default"), parse_yaml_scalar(entry)
     check_choice("algo", algo, algorithms)
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
         raise ValueError(f"setting must be a name of letters, digits and . + - _, not {setting!r}")

@@ -53,7 +53,7 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     if policy.device.type != "cpu":
         reason = f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
     elif not has_compiler():
-        reason = "there is no C++ compiler (install g++, or set CXX to another one)"
+        reason = "there is no C++ compiler (install g++, or set CXX to another one, and start Python anew)"
     else:
         return "compiled"
     if accelerate == "compiled":
@@ -210,7 +210,8 @@ class _Recording:
             drawn = numpys_and_pythons()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            if numpys_and_pythons() != drawn:
+            is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
+            if is_alone and numpys_and_pythons() != drawn:  # another thread may have drawn too
                 raise CannotAccelerate("the policy draws random numbers from numpy or python: the same ones in every update")
             _refuse_random_layers(graph)
             with _explained("compiling the update failed"):

@@ -325,7 +325,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             setattr(self, name, check(name, getattr(self, name)))
         self.n_quantiles = policies.choose_quantiles(self.n_quantiles, self.policy_class)
         if 1 < self.n_quantiles <= (drop := self.top_quantiles_to_drop_per_net):
-            raise ValueError(f"top_quantiles_to_drop_per_net ({drop}) must be below n_quantiles ({self.n_quantiles})")
+            raise ValueError(f"top_quantiles_to_drop_per_net ({drop}; default 2) must be below n_quantiles {self.n_quantiles}")
         if before is None:
             return
         for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):

@@ -104,6 +104,12 @@ class TestAuto:
         monkeypatch.setattr(compiled, "has_compiler", lambda: False)
         assert update_path("auto", model().policy, SWITCH_AFTER) == "plain"
 
+    def test_and_says_so_once(self, monkeypatch, capsys):
+        monkeypatch.setattr(compiled, "has_compiler", lambda: False)
+        monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
+        model(verbose=1, learning_starts=2).learn(20)
+        assert capsys.readouterr().out.count("accelerate: plain (there is no C++ compiler") == 1
+
 
 class TestCompiled:
     def test_is_refused_without_a_compiler(self, monkeypatch):

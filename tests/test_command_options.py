@@ -102,10 +102,12 @@ class TestOptions:
         monkeypatch.setenv("WANDB_SERVICE", "")  # wandb sets it for child processes; later tests do not inherit it
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_SILENT", "true")
+        monkeypatch.setenv("WANDB_PROJECT", "thesis")
         heard(*PENDULUM, "--steps", 100, "--track", "wandb")
         (log,) = (tmp_path / "td3x" / "wandb").glob("offline-run-*/*.wandb")
         wait_until(lambda: b"eval/mean_reward" in log.read_bytes())  # wandb's own process writes it
         assert b"learning_starts" in log.read_bytes()
+        assert b"thesis" in log.read_bytes()
         RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1").require_no_links()  # so that it can be resumed
 
     def test_wandb_without_a_login_is_an_error_of_one_line(self, monkeypatch, tmp_path, called):

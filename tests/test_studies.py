@@ -300,6 +300,18 @@ class TestResuming:
         assert (code, printed.out.count(" failed: ")) == (1, 2)
         assert "1 of 3 runs are done" in printed.out
 
+    def test_a_run_that_was_extended_by_hand_does_not_keep_its_old_table(self, tmp_path):
+        (run,) = made_once = study(tmp_path / "s.yml", seeds=[0])
+        made(made_once, tmp_path)
+        folder = StudyFolder.at(tmp_path)
+        experiment.train(experiment.resume(RunDir.open(folder.run(run)), 900))
+        longer = study(tmp_path / "s.yml", seeds=[0], steps=900)
+        with pytest.raises(ValueError, match=f"was extended since its table {folder.table(run)}: remove that"):
+            check(longer, folder)
+        folder.table(run).unlink()
+        made(longer, tmp_path)
+        assert folder.progress(run).steps == 900
+
     def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         stop_after(monkeypatch, 120)

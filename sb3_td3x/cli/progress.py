@@ -1,5 +1,6 @@
 """What a training run shows: its progress, the algorithm's messages, and values in an experiment tracker."""
 
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -51,7 +52,8 @@ class Wandb(KVWriter):
 
         folder = run.folder.path
         try:
-            self.run = wandb.init(project="sb3_td3x", name=folder.name, config=run.hyperparameters, dir=str(folder.parent))
+            project = os.environ.get("WANDB_PROJECT", "sb3_td3x")
+            self.run = wandb.init(project=project, name=folder.name, config=run.hyperparameters, dir=str(folder.parent))
         except wandb.Error as error:  # without a login or a connection
             raise ValueError(f"wandb cannot begin to log: {error}") from error
 

@@ -238,3 +238,5 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
         also = f" and its table {table}" if folder.is_finished(run) else ""
         ways = f"change it back, take another --out, or remove that folder{also}"
         raise ValueError(f"{place.path} was begun with {difference}: {ways}")
+    if folder.is_finished(run) and folder.progress(run).steps < asked.hyperparameters()["n_timesteps"]:
+        raise ValueError(f"{place.path} was extended since its table {table}: remove that, and it is written anew")

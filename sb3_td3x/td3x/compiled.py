@@ -50,15 +50,16 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     """
     if accelerate == "plain" or (accelerate == "auto" and updates_made < SWITCH_AFTER):
         return "plain"
-    if policy.device.type != "cpu":
-        reason = f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
-    elif not has_compiler():
-        reason = "there is no C++ compiler (install g++, or set CXX to another one, and start Python anew)"
-    else:
-        return "compiled"
-    if accelerate == "compiled":
+    if (reason := _why_plain(policy)) and accelerate == "compiled":
         raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
-    return "plain"
+    return "plain" if reason else "compiled"
+
+
+def _why_plain(policy: TD3Policy) -> str:
+    """Why no policy's updates can be compiled here; empty if nothing is known against it."""
+    if policy.device.type != "cpu":
+        return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
+    return "" if has_compiler() else "there is no C++ compiler (install g++, or set CXX to another one, and start Python anew)"
 
 
 @functools.cache  # asked before every series of updates, and PATH may be long
@@ -99,6 +100,8 @@ class Updater(GradientStep):
         if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
             self._programs.clear()  # recorded from other layers
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
+        if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
+            self._decline(_why_plain(self.policy))
         modes = _modes(self.tensors)
         if before is not self.tensors or modes != self._modes:
             self._modes, self._constants = modes, _constants(self.tensors, modes)
@@ -137,6 +140,10 @@ class Updater(GradientStep):
         with th.no_grad(), precision.matrix_kernels(self.kernels):
             return self._active[name](*self._inputs, *others, *self._batch)
 
+    def _decline(self, reason: str) -> None:
+        self._declined = reason
+        self.announce(f"accelerate: plain ({reason})")
+
     def _programs_for(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
         keys_of_dicts = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
@@ -151,8 +158,7 @@ class Updater(GradientStep):
             except CannotAccelerate as error:
                 if self.accelerate != "auto":
                     raise
-                self._declined = str(error)
-                self.announce(f"accelerate: plain ({error})")
+                self._decline(str(error))
                 return {}
             self._programs.update({(name, keys[name]): program for name, program in made.items()})
         return {name: self._programs[name, key] for name, key in keys.items()}

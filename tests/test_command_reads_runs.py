@@ -72,6 +72,31 @@ class TestReading:
         assert shown == ["human"] * 40
         assert printed.out.count("return ") == 2
 
+    @pytest.mark.parametrize(("env_id", "renders"), [("Walker2DBulletEnv-v0", True), ("Pendulum-v1", False)])
+    def test_only_pybullets_windows_need_render_to_follow_the_robot_and_keep_time(
+        self, env_id, renders, tmp_path, monkeypatch
+    ):
+        run, asked = saved_run(tmp_path, env_id, model(gym.make(env_id))), []
+        opened = play.open_evaluation_env
+        monkeypatch.setattr(play, "open_evaluation_env", lambda run, seed, mode, trust: opened(run, seed, None, trust))
+        monkeypatch.setattr(play, "evaluate_policy", lambda *_, render, **__: (asked.append(render), ([0.0], [1]))[1])
+        play.evaluate(run, 1, seed=0, render_mode="human")
+        play.evaluate(run, 1, seed=0)
+        assert asked == [renders, False]
+
+    def test_a_picture_of_other_integers_is_not_stretched(self, tmp_path, registered):
+        class Dim(Rendered):
+            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+            def render(self):
+                return np.full((16, 16, 3), [[[10, 20, 30]]], np.int64)
+
+        registered("Dim-v0", Dim)
+        run = saved_run(tmp_path, "Dim-v0", model(Dim()))
+        play.record_video(run, run.video, max_steps=3)
+        frame = imageio.get_reader(run.video).get_data(0)
+        assert np.abs(frame.astype(int) - [10, 20, 30]).max() < 10
+
     def test_an_environment_that_cannot_draw_is_named_and_leaves_no_video(self, tmp_path, registered):
         class Blind(Rendered):
             metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012

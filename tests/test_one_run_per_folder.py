@@ -82,6 +82,25 @@ class TestOneWriter:
             ours.require_ours()
         assert caplog.text == ""
 
+    @pytest.mark.parametrize("host", [None, "elsewhere"])
+    def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, host, tmp_path, monkeypatch):
+        """filelock exchanges the names of two files, which NFS refuses."""
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False)
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        leave_lock(tmp_path, pid=process.pid, **({} if host is None else {"host": host}))
+        with RunLock(tmp_path) as ours:
+            ours.require_ours()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_on_nfs_a_living_one_is_not(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False)
+        monkeypatch.setattr(lock, "_has_ended", lambda pid: True)  # as it looks from another host
+        with RunLock(tmp_path) as first:
+            with pytest.raises(RunLockedError), RunLock(tmp_path):
+                pass
+            first.require_ours()
+
     def test_one_killed_before_it_wrote_into_its_lock_is_taken_over(self, tmp_path):
         (tmp_path / "lock").touch()
         with RunLock(tmp_path) as ours:
@@ -117,7 +136,7 @@ class TestOneWriter:
 
     def test_one_whose_parent_does_not_ask_how_it_ended_is_taken_over(self, tmp_path):
         process = subprocess.Popen([sys.executable, "-c", ""])
-        wait_until(lambda: lock._is_zombie(process.pid))
+        wait_until(lambda: lock._has_ended(process.pid))
         leave_lock(tmp_path, pid=process.pid, start=None)
         with RunLock(tmp_path):
             pass

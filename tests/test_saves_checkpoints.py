@@ -38,6 +38,15 @@ class TestTheReplayBuffer:
         save_run(learner, tmp_path)
         self.assert_saved(learner, tmp_path)
 
+    def test_of_many_environments_is_not_written_again_either(self, tmp_path):
+        learner = model(seeded(count=5), buffer_size=500)
+        save_run(learner.learn(50), tmp_path)
+        before = set(tmp_path.glob("replay/*"))
+        save_run(learner.learn(25, reset_num_timesteps=False), tmp_path)
+        new = [np.load(path)["rewards"].shape for path in set(tmp_path.glob("replay/*")) - before]
+        assert all(shape in [(rows, 5) for rows in range(1, 5)] for shape in new)
+        assert sum(steps for steps, _ in new) <= 5 + 4
+
     @pytest.mark.parametrize("steps", [110, 180, 280])
     def test_holds_nothing_of_an_abandoned_future(self, steps, tmp_path):
         learner = model(seeded(), buffer_size=100).learn(100)

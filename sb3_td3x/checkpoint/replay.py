@@ -1,8 +1,8 @@
 """
 The replay buffer on disk: files of transitions that are written once and shared by all checkpoints.
 
-Transitions are numbered in the order in which they arrived; transition n lies at index ``n % buffer_size``. A file holds
-the transitions of one chunk of ``CHUNK_ROWS`` numbers. A save writes the chunks that have changed since the last one, so
+Steps are numbered in the order in which they were stored; step n, of all environments, lies at index ``n % buffer_size``. A
+file holds a chunk of steps, of ``CHUNK_ROWS`` transitions. A save writes the chunks that have changed since the last one, so
 that its cost follows what is new and not the size of the buffer.
 """
 
@@ -43,9 +43,9 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
         sizes = {folder / chunk["file"]: chunk["bytes"] for chunk in chunks}
         if not all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
             chunks = []  # a file is gone or cut off
-    first = chunks[-1]["last"] if chunks else added - buffer.size()
+    first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_ROWS // buffer.n_envs, 1)
     while first < added:
-        last = min((first // CHUNK_ROWS + 1) * CHUNK_ROWS, added)
+        last = min((first // rows + 1) * rows, added)
         chunks.append(_write(buffer, folder, first, last))
         first = last
     return {**_layout(buffer), "added": added, "chunks": chunks}

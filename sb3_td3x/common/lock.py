@@ -31,11 +31,23 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         self._remove_empty()
-        for is_last in (False, False, True):  # the first attempt may only remove a dead process's lock
-            with suppress(Timeout):
-                self._lease.acquire(timeout=self._patience() if is_last else 0, poll_interval=0.2)
+        if self._is_acquired(0) or self._is_acquired(0):  # the first attempt may only remove a dead process's lock
+            return self
+        (patience, is_lease), before = self._patience(), _stamp(self.folder / LOCK)
+        if self._is_acquired(patience):
+            return self
+        if is_lease and _stamp(self.folder / LOCK) == before is not None:
+            # No heartbeat, and filelock takes over by exchanging two names, which NFS refuses
+            (self.folder / LOCK).unlink(missing_ok=True)
+            if self._is_acquired(0):
                 return self
         raise self._locked()
+
+    def _is_acquired(self, patience: float) -> bool:
+        with suppress(Timeout):
+            self._lease.acquire(timeout=patience, poll_interval=0.2)
+            return True
+        return False
 
     def __exit__(self, *_: object) -> None:
         self._lease.release()  # leaves a successor's lock alone
@@ -69,17 +81,17 @@ class RunLock:
                 if (now.st_size, now.st_ino, now.st_ctime_ns) == (0, before.st_ino, before.st_ctime_ns):
                     path.unlink()
 
-    def _patience(self) -> float:
-        """Seconds to wait for the lock."""
+    def _patience(self) -> tuple[float, bool]:
+        """Seconds to wait for the lock, and whether that is for a sign of a holder that may be dead."""
         owner = self._lease.owner
         if owner is None:
             # It was just released, or is damaged, and filelock removes a damaged one after two seconds
-            return max(5, self.patience)
-        if owner.hostname == _this_host(self.folder) and not _is_zombie(owner.pid):
-            return self.patience
+            return max(5, self.patience), False
+        if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid):
+            return self.patience, False
         whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
         logging.getLogger(__name__).warning("waiting up to %d seconds for a sign of %s", LEASE_SECONDS, whose)
-        return LEASE_SECONDS + 2
+        return LEASE_SECONDS + 2, True
 
     def _locked(self) -> RunLockedError:
         owner = self._lease.owner
@@ -103,11 +115,19 @@ def _this_host(folder: Path) -> str:
         return lease.owner.hostname  # type: ignore[union-attr]
 
 
-def _is_zombie(pid: int) -> bool:
-    """Whether a process of this host has ended and waits for its parent; filelock takes it for alive."""
-    with suppress(OSError, IndexError):
+def _has_ended(pid: int) -> bool:
+    """Whether a process of this host has ended, also if its parent has not asked how: filelock takes that one for alive."""
+    try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    return False
+    except (OSError, IndexError):
+        return Path("/proc/self").exists()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What every heartbeat of the lock's holder changes."""
+    with suppress(OSError):
+        return (found := path.stat()).st_ino, found.st_ctime_ns
+    return None
 
 
 def _host(name: str) -> str:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
     """Every entry of a preset, by environment."""
     name = str(name)  # a path
     if name in names():
-        return yaml.safe_load((FOLDER / f"{name}.yml").read_text())
+        return deepcopy(_packaged(name))
     if not name.endswith((".yml", ".yaml")):
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
@@ -87,6 +88,11 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
     for key in (key for entry in content.values() for key in entry):
         _require_known(key, name)
     return {env_id: {**table("default")["default"], **entry} for env_id, entry in content.items()}
+
+
+@cache  # a study asks many times for each of its runs
+def _packaged(name: str) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((FOLDER / f"{name}.yml").read_text())
 
 
 def updates_for(entry: Mapping[str, Any], n_envs: int) -> dict[str, Any]:

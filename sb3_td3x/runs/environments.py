@@ -119,8 +119,8 @@ def _kill_workers() -> None:
 
 def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -> gym.Env:
     rendering: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-    is_bullet = str(gym.spec(env_id.rpartition(":")[2]).entry_point).startswith("pybullet_envs_gymnasium")
-    with _native_output_silenced() if is_bullet else nullcontext():
+    # Where PyBullet can open no window, it prints why and ends the process
+    with _native_output_silenced() if is_bullet(env_id) and render_mode != "human" else nullcontext():
         try:
             env = gym.make(env_id, **{**env_kwargs, **rendering})
         except ImportError as error:  # of tasks that Gymnasium has removed, or that need JAX
@@ -129,9 +129,16 @@ def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -
             if not env_kwargs:
                 raise
             raise ValueError(f"{env_id} cannot be made with env_kwargs {dict(env_kwargs)}: {error}") from error
-        if is_bullet:  # its first reset loads the scene, and that episode differs from all later ones (bullet3 issue 2639)
+        if is_bullet(
+            env_id
+        ):  # its first reset loads the scene, and that episode differs from all later ones (bullet3 issue 2639)
             env.reset()
     return env
+
+
+def is_bullet(env_id: str) -> bool:
+    """Whether a registered environment is one of ``pybullet_envs_gymnasium``."""
+    return str(gym.spec(env_id.rpartition(":")[2]).entry_point).startswith("pybullet_envs_gymnasium")
 
 
 @contextmanager

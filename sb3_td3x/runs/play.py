@@ -16,7 +16,7 @@ from sb3_td3x.common.registration import require_registered
 from sb3_td3x.errors import CheckpointError, ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
-from sb3_td3x.runs.environments import AFTERWARDS, open_env
+from sb3_td3x.runs.environments import AFTERWARDS, is_bullet, open_env
 from sb3_td3x.runs.experiment import require_device
 from sb3_td3x.saving.pickle_files import load_vecnormalize
 from sb3_td3x.td3x.td3x import TD3X
@@ -50,7 +50,9 @@ def evaluate(
     """Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them."""
     with closing(open_evaluation_env(folder, seed, render_mode, trust)) as env:
         model = load_model(folder, env, device, trust)
-        returns, _ = evaluate_policy(model, env, episodes, return_episode_rewards=True)
+        # Gymnasium's own tasks draw in `step`; PyBullet's follow the robot and keep time in `render` alone
+        renders = render_mode == "human" and is_bullet(folder.env_id)
+        returns, _ = evaluate_policy(model, env, episodes, render=renders, return_episode_rewards=True)
     return np.asarray(returns)
 
 
@@ -62,6 +64,7 @@ def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000
         raise ValueError('a video needs imageio: pip install "imageio[ffmpeg]"')
     if not has_display():  # SDL, which draws Gymnasium's own tasks, would look for one and print an error
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")  # its first choice, GLFW, needs a display
     try:
         with closing(open_evaluation_env(folder, seed, "rgb_array", trust)) as env:
             model = load_model(folder, env, "cpu", trust)
@@ -86,7 +89,8 @@ def _write_video(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> str:
             frame = env.render()
             if frame is None:
                 raise ValueError("the environment draws no picture")
-            writer.append_data(np.asarray(frame))  # type: ignore[attr-defined]
+            # A PyBullet that was compiled without NumPy gives int64, whose range imageio would stretch, frame by frame
+            writer.append_data(np.asarray(frame).astype(np.uint8))  # type: ignore[attr-defined]
             action, _ = model.predict(observation, deterministic=True)
             observation, reward, done, _ = env.step(action)
             total, steps, is_whole = total + float(reward[0]), steps + 1, bool(done[0])

@@ -97,6 +97,8 @@ class TestNumbers:
         correlated = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.full(1, 0.2), theta=0.5, dt=0.2)
         np.random.seed(0)
         assert noise_std(correlated) == pytest.approx(np.std([correlated() for _ in range(40_000)]), rel=0.03)
+        by_joint = OrnsteinUhlenbeckActionNoise(np.zeros(2), np.full(2, 0.2), theta=np.full(2, 0.5), dt=0.2)
+        assert noise_std(by_joint) == noise_std(correlated)
         own = {"__call__": lambda self: 0}  # what it draws need not be of its class's deviation
         assert noise_std(type("Own", (NormalActionNoise.__base__,), own)()) is None
         assert noise_std(type("Own", (NormalActionNoise,), own)(np.zeros(2), np.ones(2))) is None

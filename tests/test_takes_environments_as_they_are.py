@@ -18,10 +18,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 
 from sb3_td3x import TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common import vec_envs
+from sb3_td3x.common.transitions import check_rewards
 from sb3_td3x.errors import EnvironmentDiedError, NonFiniteError
 from sb3_td3x.runs import environments
 from sb3_td3x.runs.environments import EpisodeSeeds
-from tests.tools import LineEnv, Spoilt, model
+from tests.tools import LineEnv, Samples, Spoilt, model
 
 DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
@@ -86,6 +87,38 @@ class TestArraysThatAreUsedAgain:
         env.close()
 
 
+class Kept(LineEnv):
+    """Keeps the last observation of each episode."""
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        if rest[2]:
+            self.ends.append(observation)
+        return observation, *rest
+
+    def _observe(self, space):
+        return (100 * np.array([self.position, 2 * self.position, 0.5])).astype(int).astype(space.dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_the_last_observation_of_an_episode_is_stored_under_vecnormalize_also_if_it_is_of_whole_numbers(dtype):
+    env = Kept(spaces.Box(0, 255, (3,), dtype))
+    env.ends = []
+    learner = model(VecNormalize(DummyVecEnv([lambda: env]), clip_obs=1e6), gradient_steps=0).learn(60)
+    stored = learner.replay_buffer.next_observations[[19, 39, 59], 0]
+    np.testing.assert_array_equal(stored, np.array(env.ends, stored.dtype))
+
+
+def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors():
+    class Counts(LineEnv):
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, {**info, "episode": 3}
+
+    learner = model(Counts()).learn(100)
+    assert [episode["l"] for episode in learner.ep_info_buffer] == [20] * 5
+
+
 class Adapter(VecEnvWrapper):
     """As SuperSuit's, around a vector environment that is none of SB3's; it does not call the constructor of SB3's wrapper."""
 
@@ -130,6 +163,15 @@ class TestWhatCannotBeLearnedFrom:
     def test_a_time_limit_of_none(self, env):
         with pytest.raises(ValueError, match=r"truncated .* is None, not True or False, at environment step 15"):
             self.learn(lambda o, r, terminated, _, info: (o, r, terminated, None, info), env)
+
+    def test_an_infinite_reward_of_few_bits(self):
+        with pytest.raises(NonFiniteError, match="reward is not finite"):
+            check_rewards(np.array([np.inf], np.float16), "reward", "now")
+
+    def test_discrete_observations_in_vecnormalize(self):
+        env = VecNormalize(DummyVecEnv([lambda: Samples(spaces.Discrete(4))]), norm_obs=False)
+        with pytest.raises(ValueError, match=r"Discrete observations .*FlattenObservation"):
+            model(env).learn(25)
 
     def test_noise_that_is_not_finite(self):
         with pytest.raises(NonFiniteError, match=r"action \(the exploration noise .* is not finite at environment step 1\."):

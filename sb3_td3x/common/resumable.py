@@ -15,7 +15,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.common.transitions import truncate_episodes
+from sb3_td3x.common.transitions import store_whole_ends, truncate_episodes
 from sb3_td3x.common.vec_envs import Hook, hook_uses
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
@@ -131,6 +131,7 @@ class Resumable(OffPolicyAlgorithm):
         is_used_by_others = self._is_env_used_by_others()
         if not is_used_by_others:  # VecNormalize has only the latest observations, VecFrameStack has written into these
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+            store_whole_ends(replay_buffer, dones, infos, self._vec_normalize_env)
             self._rows_stored += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
         self._last_obs, self._last_episode_starts = copy.deepcopy(new_obs), np.array(dones)
@@ -192,6 +193,11 @@ class Resumable(OffPolicyAlgorithm):
             self._on_resume(result[1])
         self._take_over_reset()
         return result
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
+        """SB3's, without an environment's own ``info["episode"]``, such as the number of the episode."""
+        own = [info if isinstance(info.get("episode"), dict) else {**info, "episode": None} for info in infos]
+        super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the hooks, which hold the environments."""

@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -58,11 +59,23 @@ def check_fits(buffer: ReplayBuffer, present: Any) -> None:
 def require_stored_as_seen(env: VecEnv) -> None:
     """Refuse wrappers around ``VecNormalize`` that change observations: SB3 stores those before it (its issues #693, #819)."""
     normalization = unwrap_vec_normalize(env)
+    if normalization is not None and isinstance(normalization.observation_space, spaces.Discrete):
+        advice = "wrap the environment with gymnasium.wrappers.FlattenObservation"
+        raise ValueError(f"with VecNormalize around Discrete observations SB3 fails at the end of an episode: {advice}")
     if normalization is not None and normalization.observation_space != env.observation_space:
         raise ValueError(
             f"{type(env).__name__} around VecNormalize changes observations, but the replay buffer stores those before the "
             "change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
         )
+
+
+def store_whole_ends(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
+    """Store the last observations of episodes as they were where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
+    if env is None or not env.norm_obs or buffer.optimize_memory_usage or isinstance(env.old_obs, dict):
+        return
+    for index in np.flatnonzero(dones) if env.old_obs.dtype.kind in "biu" else ():
+        if (last := infos[index].get("terminal_observation")) is not None:
+            buffer.next_observations[buffer.pos - 1, index] = np.rint(env.unnormalize_obs(last))  # type: ignore[arg-type]
 
 
 def running_moments(value: Any) -> list[Any]:
@@ -99,7 +112,7 @@ def require_finite(observation: np.ndarray | dict[str, np.ndarray], name: str, w
 
 def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
     """Raise ``NonFiniteError`` for a NaN, an infinity, or an absolute value above ``MAX_REWARD``."""
-    if not np.maximum.reduce(np.abs(rewards), axis=None) <= MAX_REWARD:  # also for a NaN
+    if not float(np.maximum.reduce(np.abs(rewards), axis=None)) <= MAX_REWARD:  # also for a NaN
         is_finite = np.isfinite(rewards).all()
         raise NonFiniteError(name, when, f"is beyond {MAX_REWARD:.0e}" if is_finite else "is not finite")
 

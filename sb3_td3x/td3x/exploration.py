@@ -51,7 +51,7 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     sigma = float(np.mean([np.mean(each._sigma) for each in noises]))
     if isinstance(noise, NormalActionNoise):
         return sigma
-    kept = 1 - noise._theta * noise._dt  # share of the last value that is kept
+    kept = 1 - float(np.mean(noise._theta)) * noise._dt  # share of the last value that is kept
     return sigma * math.sqrt(noise._dt / (1 - kept**2)) if abs(kept) < 1 else math.inf
 
 

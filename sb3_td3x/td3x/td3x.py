@@ -451,6 +451,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 losses.append(updater(batch, self._draw_noise(batch), settings, with_actor, number))
                 if (errors := losses[-1].errors) is not None:
                     self.replay_buffer.update_priorities(errors)  # type: ignore[attr-defined]
+                    losses[-1] = losses[-1]._replace(errors=None)  # a long series would keep them all
                 self._last_batch = batch
         finally:
             self._n_updates += len(losses)  # also those before an error

@@ -82,20 +82,20 @@ class TestOneWriter:
             ours.require_ours()
         assert caplog.text == ""
 
-    @pytest.mark.parametrize("host", [None, "elsewhere"])
-    def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, host, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("differing", [{}, {"host": "elsewhere"}, {"pid": os.getpid(), "start": 1}])
+    def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, differing, tmp_path, monkeypatch):
         """filelock exchanges the names of two files, which NFS refuses."""
-        monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False)
+        monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
-        leave_lock(tmp_path, pid=process.pid, **({} if host is None else {"host": host}))
+        leave_lock(tmp_path, **{"pid": process.pid, **differing})
         with RunLock(tmp_path) as ours:
             ours.require_ours()
         assert list(tmp_path.iterdir()) == []
 
     def test_on_nfs_a_living_one_is_not(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False)
-        monkeypatch.setattr(lock, "_has_ended", lambda pid: True)  # as it looks from another host
+        monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)
+        monkeypatch.setattr(lock, "_has_ended", lambda *_: True)  # as it looks from another host
         with RunLock(tmp_path) as first:
             with pytest.raises(RunLockedError), RunLock(tmp_path):
                 pass

@@ -65,7 +65,7 @@ class TestFile:
         assert study(tmp_path / "s.yml")[0].experiment().device == "cpu"
         assert study(tmp_path / "s.yml", device="auto")[0].experiment().device == "auto"
 
-    @pytest.mark.parametrize("name", ["0.005", "64", "1e5"])
+    @pytest.mark.parametrize("name", ["0.005", "64", "1e5", 64, 0.005])
     def test_a_settings_name_may_be_a_number(self, name, tmp_path):
         (run,) = study(tmp_path / "s.yml", seeds=[0], envs=["Pendulum-v1"], runs=[{"setting": name}])
         assert run.name == f"td3x_{name}_Pendulum-v1_s0"

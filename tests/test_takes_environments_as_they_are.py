@@ -97,6 +97,8 @@ class Kept(LineEnv):
         return observation, *rest
 
     def _observe(self, space):
+        if isinstance(space, spaces.Dict) or space.dtype.kind == "f":
+            return super()._observe(space)
         return (100 * np.array([self.position, 2 * self.position, 0.5])).astype(int).astype(space.dtype)
 
 
@@ -107,6 +109,16 @@ def test_the_last_observation_of_an_episode_is_stored_under_vecnormalize_also_if
     learner = model(VecNormalize(DummyVecEnv([lambda: env]), clip_obs=1e6), gradient_steps=0).learn(60)
     stored = learner.replay_buffer.next_observations[[19, 39, 59], 0]
     np.testing.assert_array_equal(stored, np.array(env.ends, stored.dtype))
+
+
+def test_as_is_that_of_a_part_of_a_dict():
+    space = spaces.Dict({"whole": spaces.Box(0, 255, (3,), np.int64), "real": spaces.Box(-10, 10, (2,))})
+    env = Kept(space)
+    env.ends = []
+    made = VecNormalize(DummyVecEnv([lambda: env]), clip_obs=1e6)
+    learner = model(made, "MultiInputPolicy", gradient_steps=0).learn(60)
+    stored = learner.replay_buffer.next_observations["whole"][[19, 39, 59], 0]
+    np.testing.assert_array_equal(stored, np.array([end["whole"] for end in env.ends]))
 
 
 def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors():

@@ -87,7 +87,7 @@ class RunLock:
         if owner is None:
             # It was just released, or is damaged, and filelock removes a damaged one after two seconds
             return max(5, self.patience), False
-        if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid):
+        if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid, owner.start):
             return self.patience, False
         whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
         logging.getLogger(__name__).warning("waiting up to %d seconds for a sign of %s", LEASE_SECONDS, whose)
@@ -115,11 +115,13 @@ def _this_host(folder: Path) -> str:
         return lease.owner.hostname  # type: ignore[union-attr]
 
 
-def _has_ended(pid: int) -> bool:
+def _has_ended(pid: int, start: int | None = None) -> bool:
     """Whether a process of this host has ended, also if its parent has not asked how: filelock takes that one for alive."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        is_another = start is not None and start % 2**64 != int(fields[19])  # filelock's has the boot above 64 bits
+        return is_another or fields[0] in ("Z", "X")
+    except (OSError, IndexError, ValueError):
         return Path("/proc/self").exists()
 
 

@@ -71,11 +71,16 @@ def require_stored_as_seen(env: VecEnv) -> None:
 
 def store_whole_ends(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
     """Store the last observations of episodes as they were where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
-    if env is None or not env.norm_obs or buffer.optimize_memory_usage or isinstance(env.old_obs, dict):
+    if env is None or not env.norm_obs or buffer.optimize_memory_usage:
         return
-    for index in np.flatnonzero(dones) if env.old_obs.dtype.kind in "biu" else ():
+    for index in np.flatnonzero(dones):
         if (last := infos[index].get("terminal_observation")) is not None:
-            buffer.next_observations[buffer.pos - 1, index] = np.rint(env.unnormalize_obs(last))  # type: ignore[arg-type]
+            end: Any = env.unnormalize_obs(last)
+            seen, memory = env.old_obs, buffer.next_observations
+            parts = [(end[key], seen[key], memory[key]) for key in seen] if isinstance(seen, dict) else [(end, seen, memory)]
+            for value, original, stored in parts:
+                if original.dtype.kind in "biu":
+                    stored[buffer.pos - 1, index] = np.rint(value)
 
 
 def running_moments(value: Any) -> list[Any]:

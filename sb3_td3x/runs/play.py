@@ -90,7 +90,8 @@ def _write_video(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> str:
             if frame is None:
                 raise ValueError("the environment draws no picture")
             # A PyBullet that was compiled without NumPy gives int64, whose range imageio would stretch, frame by frame
-            writer.append_data(np.asarray(frame).astype(np.uint8))  # type: ignore[attr-defined]
+            picture = np.asarray(frame)
+            writer.append_data(picture.astype(np.uint8) if picture.dtype.kind in "iu" else picture)  # type: ignore[attr-defined]
             action, _ = model.predict(observation, deterministic=True)
             observation, reward, done, _ = env.step(action)
             total, steps, is_whole = total + float(reward[0]), steps + 1, bool(done[0])

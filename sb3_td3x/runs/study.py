@@ -89,6 +89,7 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
     entry = {**common, **keys, **{key: {**kept[key], **keys[key]} for key in both}}
     algo, setting, entry = entry.pop("algo", algorithms[0]), entry.pop("setting", "default"), parse_yaml_scalar(entry)
     check_choice("algo", algo, algorithms)
+    setting = str(setting) if type(setting) in (int, float) else setting
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
         raise ValueError(f"setting must be a name of letters, digits and . + - _, not {setting!r}")
     envs, seeds = entry.pop("envs", None), entry.pop("seeds", None)

@@ -95,6 +95,21 @@ class TestCopiesOfAModel:
         assert twin.learn(20).num_timesteps == 20
         algorithm.learn(20)
 
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_that_a_callback_makes_inside_a_step_begin_a_new_episode(self, copied):
+        class Copies(BaseCallback):
+            def _on_step(self):
+                self.twin = copied(self.model)
+                return True
+
+        model(VecNormalize(DummyVecEnv([LineEnv])), verbose=1).learn(25, made := Copies())
+        made.twin.set_env(other := VecNormalize(DummyVecEnv([LineEnv])))
+        other.seed(3)
+        twin = made.twin.learn(20, reset_num_timesteps=False)
+        buffer = twin.replay_buffer
+        assert (twin.num_timesteps, buffer.pos) == (45, 44)
+        assert np.array_equal(buffer.observations[24, 0], LineEnv().reset(seed=3)[0])
+
     def test_with_hindsight_replay_ask_their_own_environment(self):
         env = BitFlippingEnv(n_bits=4, continuous=True)
         algorithm = model(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer).learn(40)

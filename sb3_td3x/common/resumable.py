@@ -200,8 +200,13 @@ class Resumable(OffPolicyAlgorithm):
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the hooks, which hold the environments."""
-        return {**self.__dict__, "_env_hooks": ()}
+        """For pickle and ``deepcopy``: without the hooks, which hold the environments, and ``learn``'s own logger."""
+        state = {**self.__dict__, "_env_hooks": ()}
+        if not self._custom_logger and "_logger" in state:
+            state["_logger"] = Logger(None, [])  # it may hold the terminal; the next `learn` makes its own
+        if not self._is_stored:  # inside a step, as by a callback: the copy begins a new episode
+            state |= {"_is_stored": True, "_last_obs": None}
+        return state
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *NOT_SAVED, *self.only_in_checkpoints]

@@ -72,8 +72,8 @@ class ObservationNormalizer(nn.Module):
             moments.update(observations[key] if isinstance(observations, Mapping) else observations)
 
     def count_stored(self, buffer: ReplayBuffer, normalization: VecNormalize | None) -> None:
-        """Count all observations of a buffer that holds more than were counted, because it was loaded or filled by hand."""
-        if round(self.moments[0].count.item()) >= buffer.size() * buffer.n_envs:
+        """Count all observations of a buffer that holds a tenth more than were counted: it was loaded or filled by hand."""
+        if 1.1 * self.moments[0].count.item() >= buffer.size() * buffer.n_envs:
             return
         for moments in self.moments:
             moments.load_state_dict(RunningMoments(moments.mean.shape).state_dict())  # forgets all, in place

@@ -94,7 +94,9 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
         env = model._wrap_env(env, monitor_wrapper=False)  # with VecTransposeImage, if it has images
         check_for_correct_spaces(env, model.observation_space, model.action_space)
         wrappers, space = _wrappers(env)
-    policy: Any = copy.deepcopy(model.policy).cpu()
+    held = [value for module in model.policy.modules() for value in vars(module).values()]  # of a layer's last pass
+    memo: dict[int, Any] = {id(value): value.detach() for value in held if isinstance(value, th.Tensor) and not value.is_leaf}
+    policy: Any = copy.deepcopy(model.policy, memo).cpu()
     stages = [Normalized(wrapper) if isinstance(wrapper, VecNormalize) else ChannelsFirst(wrapper) for wrapper in wrappers]
     batch = _batch(space)
     graph = Graph(policy, stages, batch).eval()

@@ -369,7 +369,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param total_timesteps: steps to make, over all environments; ``5e5`` is accepted, ``math.inf`` lasts until a callback
             ends the training
         :param log_interval: episodes between two log outputs; ``None`` or 0 for none
-        :param reset_num_timesteps: ``False`` continues the step counter and the current episode
+        :param reset_num_timesteps: ``False`` continues the step counter and the current episode. A schedule still ends with
+            each call: one that falls to 0 starts lower every time
         :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
         :raises ValueError: for a setting edited to an invalid value, or a wrapper around ``VecNormalize`` that changes
             observations after they are stored

@@ -8,6 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
@@ -147,6 +148,18 @@ class WithDropout(FlattenExtractor):
 
     def forward(self, observations):
         return self.dropout(super().forward(observations))
+
+
+class KeepsItsLastPass(FlattenExtractor):
+    def forward(self, observations):
+        self.last = th.nn.functional.linear(super().forward(observations), th.ones(3, 3, requires_grad=True))
+        return self.last
+
+
+def test_a_policy_with_a_layer_that_keeps_its_last_pass(tmp_path):
+    algorithm = model(policy_kwargs={"features_extractor_class": KeepsItsLastPass}, accelerate="plain").learn(20)
+    algorithm.policy.critic(*[th.ones(1, size) for size in (3, 1)])
+    exported(algorithm, tmp_path / "model.onnx")
 
 
 class DependsOnData(FlattenExtractor):

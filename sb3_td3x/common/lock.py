@@ -31,19 +31,19 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         self._remove_empty()
-        if self._is_acquired(0) or self._is_acquired(0):  # the first attempt may only remove a dead process's lock
+        if self._acquires(0) or self._acquires(0):  # the first attempt may only remove a dead process's lock
             return self
         (patience, is_lease), before = self._patience(), _stamp(self.folder / LOCK)
-        if self._is_acquired(patience):
+        if self._acquires(patience):
             return self
         if is_lease and _stamp(self.folder / LOCK) == before is not None:
             # No heartbeat, and filelock takes over by exchanging two names, which NFS refuses
             (self.folder / LOCK).unlink(missing_ok=True)
-            if self._is_acquired(0):
+            if self._acquires(0):
                 return self
         raise self._locked()
 
-    def _is_acquired(self, patience: float) -> bool:
+    def _acquires(self, patience: float) -> bool:
         with suppress(Timeout):
             self._lease.acquire(timeout=patience, poll_interval=0.2)
             return True

@@ -196,7 +196,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, such as the number of the episode."""
-        own = [info if isinstance(info.get("episode"), dict) else {**info, "episode": None} for info in infos]
+        own = [info if isinstance(info.get("episode", {}), dict) else {**info, "episode": None} for info in infos]
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -129,10 +129,8 @@ def _make(env_id: str, render_mode: str | None, env_kwargs: Mapping[str, Any]) -
             if not env_kwargs:
                 raise
             raise ValueError(f"{env_id} cannot be made with env_kwargs {dict(env_kwargs)}: {error}") from error
-        if is_bullet(
-            env_id
-        ):  # its first reset loads the scene, and that episode differs from all later ones (bullet3 issue 2639)
-            env.reset()
+        if is_bullet(env_id):
+            env.reset()  # the first loads the scene, and that episode differs from all later ones (bullet3 issue 2639)
     return env
 
 

@@ -35,6 +35,7 @@ class Exchange:
     now: np.ndarray  # observation to act on: the same, or the first of the next episode
     reward: np.ndarray
     terminated: np.ndarray
+    ended: np.ndarray  # by a termination or at the time limit
     episodes: np.ndarray
     score: np.ndarray
     length: np.ndarray
@@ -43,8 +44,8 @@ class Exchange:
         shapes = {
             "command": (np.int64, (8,)), "done": (np.int64, (workers, 8)), "action": (np.float32, (envs, ACTIONS)),
             "next": (np.float32, (envs, OBSERVATIONS)), "now": (np.float32, (envs, OBSERVATIONS)),
-            "reward": (np.float32, (envs,)), "terminated": (np.float32, (envs,)), "episodes": (np.int64, (envs,)),
-            "score": (np.float64, (envs,)), "length": (np.int64, (envs,)),
+            "reward": (np.float32, (envs,)), "terminated": (np.float32, (envs,)), "ended": (np.float32, (envs,)),
+            "episodes": (np.int64, (envs,)), "score": (np.float64, (envs,)), "length": (np.int64, (envs,)),
         }  # fmt: skip
         sizes = [math.ceil(math.prod(shape) * np.dtype(kind).itemsize / 64) * 64 for kind, shape in shapes.values()]
         if create:
@@ -164,7 +165,8 @@ def work(path: str, worker: int) -> None:
         for row, walker in mine if number >= 0 else []:
             observation, exchange.reward[row], exchange.terminated[row] = walker.step(exchange.action[row])
             exchange.next[row, : len(observation)] = observation
-            if exchange.terminated[row] or walker.steps == TIME_LIMIT:
+            exchange.ended[row] = exchange.terminated[row] or walker.steps == TIME_LIMIT
+            if exchange.ended[row]:
                 exchange.score[row], exchange.length[row] = walker.score, walker.steps
                 exchange.episodes[row] += 1
                 observation = walker.reset()

@@ -185,3 +185,4 @@ def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
     fill(page, "recipe table", recipe_table(runs()))
     fill(page, "effects table", effects_table("gpu_screen"))
     fill(page, "whole effects table", effects_table("gpu_screen_whole"))
+    fill(page, "recipes effects table", effects_table("gpu_screen_recipes"))

@@ -122,6 +122,15 @@ class TestOptions:
         assert printed.endswith("error: wandb cannot begin to log: No API key configured\n")
         assert not list(tmp_path.rglob("lock*"))
 
+    def test_wandb_whose_process_a_signal_has_ended_is_no_error(self, monkeypatch, tmp_path, called):
+        wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+        run = Mock(**{"finish.side_effect": BrokenPipeError})
+        monkeypatch.setattr(wandb, "init", lambda **kwargs: run)
+        code, _ = called(*PENDULUM, "--steps", 100, "--track", "wandb", "--out", tmp_path)
+        assert code == 0
+        run.log.assert_called()
+        run.finish.assert_called_once()
+
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
         monkeypatch.setitem(sys.modules, "wandb", None)
         code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)
@@ -305,6 +314,14 @@ class TestAChosenFolder:
         run.folder.evaluations.touch()
         with pytest.raises(ValueError, match="holds a run already"):
             experiment.prepare(run.experiment, run.folder.path)
+
+    def test_that_was_killed_before_its_first_file_starts_again(self, tmp_path):
+        (tmp_path / "Pendulum-v1").mkdir()
+        (tmp_path / "Pendulum-v1" / ".args.yml.partial").touch()
+        (tmp_path / "output.log").touch()
+        run = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
+        run.resources.close()
+        assert run.folder.arguments()["algo"] == "td3x"
 
     @pytest.mark.parametrize("name", ["Pendulum-v1/notes.md", "best_model.zip", "Pendulum-v1/args.yml"])
     def test_that_holds_other_files_is_refused_untouched(self, name, tmp_path):

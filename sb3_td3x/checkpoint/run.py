@@ -143,7 +143,7 @@ def resume_run(
     :raises ValueError: for a ``seed``
     """
     if kwargs.get("seed") is not None:
-        raise ValueError("a resumed run goes on with the saved states of its random generators: it takes no seed")
+        raise ValueError("a resumed run continues with the saved states of its random generators: it takes no seed")
     store = Store(Path(folder).resolve())
     saved = store.find(checkpoint)
     with as_checkpoint_error(saved.path / STATE):

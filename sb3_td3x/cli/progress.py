@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -61,7 +62,8 @@ class Wandb(KVWriter):
         self.run.log({key: value for key, value in key_values.items() if not isinstance(value, str)}, step=step)
 
     def close(self) -> None:
-        self.run.finish()
+        with suppress(Exception):  # a signal of Slurm or systemd has ended wandb's own process too
+            self.run.finish()
 
 
 class ShowProgress(BaseCallback):

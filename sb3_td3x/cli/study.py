@@ -75,7 +75,7 @@ def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
     done = sum(map(table.folder.is_finished, table.runs))
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):
-        console.print("the same command goes on with the rest")
+        console.print("the same command resumes the rest")
         raise typer.Exit(1)
 
 

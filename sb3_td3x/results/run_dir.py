@@ -105,6 +105,8 @@ class RunDir:
         if any(self.checkpoints.glob("[!.]*_steps*")) or self.evaluations.exists():
             raise ValueError(f"{self.path} holds a run already: resume it, or take another folder")
         names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", f"{LOCK}."))}
+        if not any(self.settings.glob("[!.]*")):  # killed before the first file was in it
+            names.discard(self.settings.name)
         # The arguments are the first file that a run writes
         has_begun = self.args_file.exists() and self.arguments().get("algo") == ALGORITHM
         if names - {LOCK, PRINTED} and not has_begun:

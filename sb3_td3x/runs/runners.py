@@ -54,8 +54,10 @@ def local(jobs: int) -> Runner:
                     process = context.Process(target=_in_process, args=(train, folder, run), name=run.name)
                     # A terminal sends Ctrl-C to every process; those started here ignore it: the study tells them to stop
                     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-                    process.start()
-                    signal.signal(signal.SIGINT, before)
+                    try:
+                        process.start()
+                    finally:
+                        signal.signal(signal.SIGINT, before)
                     running[process.sentinel] = run, process
                 for sentinel in connection.wait(list(running)):
                     run, process = running.pop(sentinel)

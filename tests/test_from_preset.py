@@ -96,6 +96,8 @@ def test_an_environment_is_used_as_it_is_and_names_its_entry(own):
     assert (model.env, model.gamma) == (env, 0.9)
     made = gym.make("MountainCarContinuous-v0")
     assert isinstance(TD3X.from_preset(made, **SMALL).action_noise, OrnsteinUhlenbeckActionNoise)
+    with pytest.raises(ValueError, match="n_envs is for the name of an environment"):
+        TD3X.from_preset(made, n_envs=2, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
     return normalize(env, entry.get("normalize"), entry.get("gamma", 0.99))
 
 
-def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> None:
-    """``ValueError`` if an environment made elsewhere lacks a wrapper or the normalization that an entry asks for."""
+def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> "VecEnv":
+    """An environment made elsewhere; ``ValueError`` if it lacks a wrapper or the normalization that an entry asks for."""
     from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
     for name, _ in _wrappers(entry.get("env_wrapper")):
@@ -266,6 +266,7 @@ def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> None:
             raise ValueError(f"the preset asks for the wrapper {name}: put it around the environment, or set env_wrapper=None")
     if entry.get("normalize") and unwrap_vec_normalize(env) is None:
         raise ValueError("the preset asks for VecNormalize: put it around the environment, or set normalize=False")
+    return env
 
 
 def parse(text: str) -> Any:

@@ -98,6 +98,8 @@ def load(
     buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
     if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
+    if env is not None:
+        env = cls._wrap_env(env, saved.get("verbose", 0))  # type: ignore[attr-defined]  # here: its errors are not the file's
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
             io.BytesIO(_zip_of_names(file, saved, trust)),
@@ -231,6 +233,8 @@ def _check_changes(cls: type, changes: dict[str, Any], saved: Iterable[str]) -> 
     for name in changes:
         if name not in known:
             raise TypeError(f"{cls.__name__} has no {name!r} to load with{validation.did_you_mean(name, known)}")
+        if name in validation.CHECKS:
+            validation.CHECKS[name](name, changes[name])
 
 
 def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

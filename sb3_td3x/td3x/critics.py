@@ -20,7 +20,8 @@ class CriticKind(NamedTuple):
 
 
 SCALAR = CriticKind(
-    losses.clipped_double_q_target, losses.scalar_critic_loss, losses.scalar_huber_losses,
+    lambda values, rewards, dones, discounts, drop: losses.clipped_double_q_target(values, rewards, dones, discounts),
+    losses.scalar_critic_loss, losses.scalar_huber_losses,
     lambda critic, observations, actions: critic.q1_forward(observations, actions),
 )  # fmt: skip
 QUANTILES = CriticKind(

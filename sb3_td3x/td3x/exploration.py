@@ -23,7 +23,7 @@ def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0)
 def resolve_action_noise(
     action_noise: ActionNoise | float | None, action_space: spaces.Box, n_envs: int
 ) -> ActionNoise | None:
-    """The constructor's ``action_noise`` as SB3 uses it, for all environments. Noise is neither copied nor called."""
+    """The constructor's ``action_noise`` as SB3 uses it: several environments have a copy each. Noise is not called."""
     if action_noise is None:
         return None
     if not isinstance(action_noise, ActionNoise):

@@ -73,7 +73,7 @@ def critic_target(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tenso
 
 
 def actor_loss(policy: TD3Policy, batch: ReplayBufferSamples) -> th.Tensor:
-    """The loss that the actor's optimizer minimizes: minus the critics' mean value of the actor's actions."""
+    """The loss that the actor's optimizer minimizes: minus the value of its actions, by the first critic or all quantiles."""
     actions = policy.actor(batch.observations)
     return losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch.observations, actions))
 

@@ -28,7 +28,7 @@ def target_policy_smoothing(
 
 
 def clipped_double_q_target(
-    next_values: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, drop: int = 0
+    next_values: Sequence[th.Tensor], rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float
 ) -> th.Tensor:
     """
     Clipped double-Q target (eq. 10): the reward plus the discounted smallest value of the target critics.
@@ -37,7 +37,6 @@ def clipped_double_q_target(
     :param rewards: ``(batch, 1)``; the n-step sum where n-step returns are used
     :param dones: ``(batch, 1)``, 1 where the episode terminated. A time limit is not a termination
     :param discounts: gamma, or ``(batch, 1)`` of gamma to the power of the steps summed in ``rewards``
-    :param drop: not used; taking the smallest value replaces dropping the largest ones
     """
     smallest = th.cat(list(next_values), dim=1).amin(dim=1, keepdim=True)
     return rewards + (1 - dones) * discounts * smallest

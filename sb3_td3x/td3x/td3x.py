@@ -86,14 +86,14 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param batch_size: transitions per update
     :param tau: step size of the target networks towards their networks, in [0, 1], at every actor update
     :param gamma: discount factor, in [0, 1]
-    :param train_freq: train after this many steps, or ``(n, "step")``, or ``(n, "episode")`` with one environment
+    :param train_freq: train after this many steps of each environment, or ``(n, "step")``; ``(n, "episode")`` is for one
     :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
     :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action space scaled to
-        [-1, 1]; an SB3 ``ActionNoise`` is used as it is; ``None`` is no noise
+        [-1, 1]; an SB3 ``ActionNoise`` is used as it is, by several environments as a copy each; ``None`` is no noise
     :param replay_buffer_class: ``None`` chooses by ``n_steps``, ``prioritization`` and the observation space
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
-    :param optimize_memory_usage: store each observation once; needs
-        ``replay_buffer_kwargs={"handle_timeout_termination": False}`` (SB3 issue #934)
+    :param optimize_memory_usage: store each observation once. Needs ``replay_buffer_kwargs={"handle_timeout_termination":
+        False}`` (SB3 issue #934), with which a time limit counts as a termination
     :param n_steps: rewards summed before the target network's value; not for Dict observations
     :param policy_delay: critic updates per update of the actor and the target networks
     :param target_policy_noise: standard deviation of the target smoothing noise, scaled action space
@@ -226,13 +226,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             normalization that the preset asks for
         """
         if not isinstance(env, str):
+            if "n_envs" in changes:
+                raise ValueError("n_envs is for the name of an environment: one that is given is used as it is")
             env = cls._wrap_env(env)
         own = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
         entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes}}
-        if isinstance(env, str):
-            vec_env = presets.make_env(env, entry)
-        else:
-            presets.require_wrapped(vec_env := env, entry)
+        vec_env = presets.make_env(env, entry) if isinstance(env, str) else presets.require_wrapped(env, entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
         return cls(policy, vec_env, **{**arguments, **presets.updates_for(own, vec_env.num_envs), **changes})
@@ -588,7 +587,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         :param load_path_or_dict: a saved model, or state dicts by name
         :param exact_match: refuse if a network, an optimizer or one of their tensors is missing
-        :param device: where the tensors of a saved model are put
+        :param device: not used: tensors are copied to where the networks are
         :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
         :raises ValueError: for a name that the model does not have, or one that is missing
         """

@@ -138,19 +138,6 @@ class TestOptions:
         assert printed.endswith(": pip install wandb\n")
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize(
-        ("option", "value", "said"),
-        [
-            ("--set", "gama=0.9", "did you mean gamma"),
-            ("--preset", "mine", "no preset"),
-            ("--env", "Pen-v1", "no environment"),
-        ],
-    )
-    def test_wrong_settings_are_named_before_a_run_is_prepared(self, option, value, said, monkeypatch, called):
-        monkeypatch.setattr(experiment, "Experiment", None)
-        code, printed = called(*PENDULUM, option, value)
-        assert (code, said in printed) == (2, True)
-
     def test_the_shell_can_complete_them(self):
         assert "--install-completion" in CliRunner().invoke(cli.app, ["--help"]).output
 

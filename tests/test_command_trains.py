@@ -166,10 +166,16 @@ class TestCustomEnvironments:
         assert "60 steps" in td3x(*run, **there)
         folder = Path("logs", "td3x", "my_module-Own-v0_1")
         assert (there["cwd"] / folder / "best_model.zip").exists()
-        assert train._resumption(RunDir.open(there["cwd"] / folder)).endswith(" --trust")
+        assert train._words(RunDir.open(there["cwd"] / folder), trusts=True).endswith(" --trust")
         two_words = RunDir.create(tmp_path / "two words", "Own-v0")
         two_words.write_settings({}, {})
-        assert train._resumption(two_words) == f"td3x train --resume '{two_words.path}'"
+        assert train._words(two_words, trusts=True) == f"'{two_words.path}'"
+
+    def test_nobody_is_told_to_trust_a_run_who_did_not(self, tmp_path):
+        folder = RunDir.create(tmp_path, "gymnasium:Pendulum-v1")
+        folder.write_settings({}, {"env_kwargs": {"g": 5}})
+        assert train._words(folder, trusts=True).endswith(" --trust")
+        assert train._words(folder, trusts=False) == str(folder.path)
 
     def test_a_module_is_found_by_the_runs_of_a_study(self, tmp_path):
         there = self.script(tmp_path)
@@ -183,7 +189,7 @@ BAD_TRAINING = {
     "one of a module": (["--env", "gymnasium:Pendulun-v1"], "there is no environment 'gymnasium:Pendulun-v1'"),
     "one of nobody knows which module": (["--env", "qqqqqq-v0"], "your own registers is my_module:qqqqqq-v0"),
     "a path for a module": (["--env", "./mine:Own-v0"], "the module ./mine cannot be imported"),
-    "discrete actions": (["--env", "CartPole-v1"], "CartPole-v1 has Discrete actions; TD3 needs continuous ones"),
+    "discrete actions": (["--env", "CartPole-v1"], "only supports"),
     "an unknown preset": (["--preset", "best"], "choose from default, sb3, t3d"),
     "tau above 1": (["--set", "tau=2"], "tau must be a number between 0 and 1"),
     "half a step": (["--steps", "10.5"], "steps must be a whole number"),

@@ -101,7 +101,7 @@ class TestReading:
             run = RunDir.create(tmp_path, "E-v0")
             run.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": 3})
             np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
-        with pytest.warns(UserWarning, match="TD3X default, E-v0: 2 runs have seed 3 and count as different seeds"):
+        with pytest.warns(UserWarning, match="'TD3X default', 'E-v0': 2 runs have seed 3 and count as different seeds"):
             scores.read(sorted((tmp_path / "td3x").iterdir()))
 
     def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
@@ -137,22 +137,22 @@ class TestReading:
 class TestCurves:
     def test_over_steps_is_the_mean_over_seeds_with_its_interval(self, tmp_path):
         runs = scores.read([table(tmp_path / f"{seed}.csv", seed=seed, values=(seed, 2 * seed, 7)) for seed in (0, 3, 6)])
-        curve = plots.summary(runs)
-        assert curve.x.tolist() == [100, 200, 300]
-        assert curve.mean.tolist() == [3, 6, 7]
+        x, mean, low, high = plots.summary(runs)
+        assert x.tolist() == [100, 200, 300]
+        assert mean.tolist() == [3, 6, 7]
         # Of the 27 resamples of 0, 3, 6 the lowest mean is 0 and the highest 6, each with probability 1/27 > 2.5 %
-        assert (curve.low[0], curve.high[0]) == (0, 6)
-        assert (curve.low[2], curve.high[2]) == (7, 7)
+        assert (low[0], high[0]) == (0, 6)
+        assert (low[2], high[2]) == (7, 7)
 
     def test_ends_where_the_shortest_run_ends(self, tmp_path):
         runs = scores.read([table(tmp_path / "a.csv"), table(tmp_path / "b.csv", seed=1, values=(1, 1, 1, 9))])
-        assert plots.summary(runs).x.tolist() == [100, 200, 300]
+        assert plots.summary(runs)[0].tolist() == [100, 200, 300]
 
     def test_over_time_a_score_between_two_evaluations_is_on_the_line_between_them(self, tmp_path):
         slow, fast = table(tmp_path / "a.csv", pace=4.0, values=(0, 4)), table(tmp_path / "b.csv", pace=3.0, values=(6, 0, 6))
-        curve = plots.summary(scores.read([slow, fast]), "time")
-        assert (curve.x * 60).tolist() == [4, 6, 8]  # evaluated at 4, 8 and at 3, 6, 9 seconds, drawn in minutes
-        np.testing.assert_allclose(curve.mean, [(0 + 4) / 2, (2 + 0) / 2, (4 + 4) / 2])
+        x, mean, _, _ = plots.summary(scores.read([slow, fast]), "time")
+        assert (x * 60).tolist() == [4, 6, 8]  # evaluated at 4, 8 and at 3, 6, 9 seconds, drawn in minutes
+        np.testing.assert_allclose(mean, [(0 + 4) / 2, (2 + 0) / 2, (4 + 4) / 2])
 
     def test_of_many_runs_at_times_of_their_own_need_little_memory(self, tmp_path):
         values = np.arange(100)
@@ -160,15 +160,15 @@ class TestCurves:
             table(tmp_path / f"{seed}.csv", seed=seed, values=values, pace=2 + seed / 100)
         runs = scores.read([tmp_path])
         tracemalloc.start()
-        curve = plots.summary(runs, "time")
+        x, *_ = plots.summary(runs, "time")
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert len(curve.x) > 800
+        assert len(x) > 800
         assert most < 40e6  # bytes; all resampled scores at once would take 70 MB
 
     def test_one_run_has_the_spread_over_its_episodes(self, tmp_path):
-        curve = plots.summary(scores.read([table(tmp_path / "a.csv")]))
-        assert (curve.high - curve.low).tolist() == [1, 1, 1]
+        _, _, low, high = plots.summary(scores.read([table(tmp_path / "a.csv")]))
+        assert (high - low).tolist() == [1, 1, 1]
 
     def test_a_panel_per_environment_and_axis_and_a_line_per_setting(self, tmp_path):
         for env in ("A-v0", "B-v0"):

@@ -26,6 +26,8 @@ TENSOR_CHANGES = {
     "no tensor": ("policy.pth", lambda s: s.update({FIRST: 3}), FIRST),
     "sparse": ("policy.pth", lambda s: s.update({FIRST: s[FIRST].to_sparse()}), "policy.pth: torch._utils._rebuild_sparse"),
     "moments": ("actor.optimizer.pth", lambda s: s["state"][0].update(exp_avg=th.zeros(2)), r"shape \(2,\) of exp_avg"),
+    # Torch's fused step writes it as far as the parameter goes
+    "second moments": ("critic.optimizer.pth", lambda s: s["state"][0].update(exp_avg_sq=th.zeros(())), "of exp_avg_sq"),
     "groups": ("actor.optimizer.pth", lambda s: s["param_groups"].clear(), "number of parameter groups"),
     "parameters": ("critic.optimizer.pth", lambda s: s["param_groups"][0]["params"].pop(), "match the size"),
     "no state": ("critic.optimizer.pth", lambda s: s.clear(), "critic.optimizer|param_groups"),

@@ -233,6 +233,9 @@ class TestUntrustedRuns:
             assert command[:2] in (["td3x", "train"], ["td3x", "eval"])
             assert not set(command) & {"touch", "id"}  # the attack is one word, quoted
         assert self.ATTACK in commands(report.render(hostile))[0]
+        arguments = {**hostile.arguments(), "command": f"td3x train --resume {hostile.path} --trust"}
+        hostile.args_file.write_text(yaml.safe_dump(arguments))
+        assert not any("--trust" in command for command in commands(report.render(hostile)))
 
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
     @pytest.mark.usefixtures("without_pictures")

@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import copyreg
 import io
+import multiprocessing
 import os
 import pickle
 import struct
@@ -23,6 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x.common.registration import require_registered
 from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
 from tests.tools import LineEnv, model, without_constructor
 from tests.zips import members, packed, with_attributes, with_pickle
@@ -227,6 +229,7 @@ _TWICE = pickle.dumps(np.zeros(2), 4)[:-1] + pickle.dumps((1, (8,), np.dtype("i1
 CRASHES = {
     **{name: pickle.dumps(value, 4) for name, value in CRASHES.items()},
     "an array made twice": _TWICE,
+    "queues in queues": b"\x80\x04ccollections\ndeque\nq\x00)R" + 150_000 * b"h\x00)R" + 150_000 * b"a" + b".",
     "a key of a million tuples": b"\x80\x04}N" + pickle.TUPLE1 * 10**6 + b"Ns.",
     "a member named by a million tuples": pickle.dumps(TrainFrequencyUnit, 4)[:-1] + b"N" + pickle.TUPLE1 * 10**6 + b"R.",
 }
@@ -236,6 +239,21 @@ CRASHES = {
 def test_no_pickle_crashes_the_interpreter(what):
     with pytest.raises((NotAllowed, ModelFileError)):
         loads(CRASHES[what])
+
+
+def test_the_class_of_arrays_which_makes_objects_of_bytes_is_only_a_name():
+    assert loads(pickle.dumps(np.ndarray)) is object
+    with pytest.raises((NotAllowed, ModelFileError)):
+        loads(pickle.dumps(Calls(np.ndarray, (1,), np.dtype("f8"))))
+
+
+def test_environments_processes_import_no_module_that_the_main_process_did_not_find(tmp_path, monkeypatch):
+    (tmp_path / "evil_module.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "the main process")
+    with pytest.raises(ValueError, match="evil_module cannot be imported"):
+        require_registered("evil_module:Env-v0")
 
 
 def a_tensor(storage=th.FloatStorage, key="0", count=2, offset=0, size=(2,), stride=(1,), hooks=(), **more):

@@ -74,12 +74,10 @@ def samples_are_accepted():
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     noises = set()
-    for number in range(24):
-        trial, with_goals = study.ask(), number == 0
-        drawn = zoo.sample(trial, 1, 1, {"using_her_replay_buffer": with_goals, "her_kwargs": {}})
+    for _ in range(24):
+        trial = study.ask()
+        drawn = zoo.sample(trial, 1, 1, {"using_her_replay_buffer": False, "her_kwargs": {}})
         stored = presets.model_arguments(zoo.convert(trial.params))
-        if with_goals:
-            assert stored.pop("replay_buffer_kwargs") == drawn.pop("replay_buffer_kwargs")
         tried, again = (TD3X("MlpPolicy", LineEnv(), buffer_size=100, device="cpu", **given) for given in (drawn, stored))
         assert settings(tried) == settings(again)
         noises.add(trial.params["noise_type"])

@@ -23,10 +23,8 @@ app = typer.Typer(
 app.command("train")(train.command)
 app.command("study")(study.command)
 app.command("eval")(commands.evaluate)
-for _command in (
-    commands.enjoy, commands.plot, commands.report, commands.export, commands.push, commands.pull, commands.bench,
-):  # fmt: skip
-    app.command()(_command)
+for _each in (commands.enjoy, commands.plot, commands.report, commands.export, commands.push, commands.pull, commands.bench):
+    app.command()(_each)
 
 
 @app.callback(invoke_without_command=True)
@@ -54,10 +52,7 @@ def main() -> None:
 
 
 def _can_be_fixed(error: Exception) -> bool:
-    """
-    Whether the user can: bad input, too little memory, a folder that is not writable, a missing package or simulator. What the
-    code of an environment raises is a bug of it, whatever its class; errors of wrappers are about input and files.
-    """
+    """Whether the user can. What the code of an environment raises is a bug of it; errors of wrappers are about input."""
     import gymnasium as gym  # here, because `td3x --help` needs none of it
 
     if isinstance(error, (MemoryError, gym.error.DependencyNotInstalled)):

@@ -32,8 +32,7 @@ def evaluate(
 
     returns = play.evaluate(folder, episodes, seed, device, trust)
     mean, spread, low, high = map(score_text, (returns.mean(), returns.std(), returns.min(), returns.max()))
-    count = f"{len(returns)} episode{'' if len(returns) == 1 else 's'}"
-    scored = f"return {mean} ± {spread} over {count} (from {low} to {high})"
+    scored = f"return {mean} ± {spread} (episodes: {len(returns)}, from {low} to {high})"
     PlainConsole().print(f"{folder.env_id}, {folder.model().name}: {scored}")
 
 

@@ -17,8 +17,7 @@ from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
 from sb3_td3x.runs.experiment import Run
 
-LIFE_SECONDS = 30
-"""Without a bar, a line says this often how far the run is."""
+LIFE_SECONDS = 30  # without a bar, a line says this often how far the run is
 
 
 def scores_text(folder: RunDir) -> str:

@@ -17,10 +17,8 @@ from sb3_td3x.results.run_dir import RunDir
 if TYPE_CHECKING:
     from sb3_td3x.runs.experiment import Run
 
-OPTIONAL = {"matplotlib": "plot of the scores", "tensorboard": "TensorBoard events"}
-"""Packages, and what a run lacks without them."""
-WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "device", "video", "verbose", "track"}
-"""Options that ``--resume`` allows; the run's folder holds the others."""
+OPTIONAL = {"matplotlib": "plot of the scores", "tensorboard": "TensorBoard events"}  # what a run lacks without them
+WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "device", "video", "track"}  # the run's folder holds the others
 
 
 def command(
@@ -39,7 +37,6 @@ def command(
     threads: Annotated[int, typer.Option(help="Torch threads; more than one only on an idle machine.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("logs"),
     video: Annotated[bool, typer.Option(help="Make a video of the best model at the end.")] = True,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print SB3's table of training values.")] = False,
     track: Annotated[Literal["wandb"] | None, typer.Option(help="Also log to an experiment tracker.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of a run to resume.")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="With --resume: steps of the checkpoint to resume from.")] = None,
@@ -64,11 +61,6 @@ def command(
     elif env is None:
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:
-        from sb3_td3x.common.registration import require_registered
-
-        # What needs no torch is checked first, so that a wrong name is an error at once
-        presets.check(presets.override(presets.load(preset, env), set_ or ()))
-        require_registered(env)
         from sb3_td3x.runs import experiment
 
         requested = experiment.Experiment(
@@ -79,21 +71,19 @@ def command(
     for package, result in OPTIONAL.items():
         if find_spec(package) is None:
             console.print(f"no {result}: pip install {package}")
-    if not _train(console, run, verbose, track):
+    trusts = trust or resume is None  # settings that this command was given need no trust
+    if not _train(console, run, track, trusts):
         raise typer.Exit(1)
     if video if "video" in chosen else run.experiment.video:
         from sb3_td3x.runs import play
 
         with console.status("making a video of the best model"):
-            trusts = trust or resume is None  # settings that this command was given need no trust
             try:
                 recorded = play.record_video(run.folder, run.folder.video, run.experiment.seed, trust=trusts)
                 console.print(f"  {run.folder.video} ({recorded})")
             except ValueError as error:
                 console.print(f"no video: {error}")
-    path = shlex.quote(str(run.folder.path))
-    with_trust = " --trust" if _needs_trust(run.folder) else ""
-    console.print(f"watch it: td3x enjoy {path}{with_trust}\nread about it: td3x report {path}")
+    console.print(f"watch it: td3x enjoy {_words(run.folder, trusts)}\nread about it: td3x report {_words(run.folder, False)}")
 
 
 def _check_options(chosen: set[str]) -> None:
@@ -121,10 +111,8 @@ def _command_line() -> str:
     return shlex.join(word for before, word in pairs if before != "--out" and not word.startswith("--out"))
 
 
-def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) -> bool:
+def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool) -> bool:
     """Whether the run reached its last step."""
-    from stable_baselines3.common.logger import HumanOutputFormat
-
     from sb3_td3x.cli.progress import Messages, ShowProgress, Wandb, scores_text
     from sb3_td3x.runs import experiment
 
@@ -133,18 +121,19 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     where = f"{run.model.device.type} → {run.folder.path}"
     console.print(f"{settings.env_id}, preset {settings.preset}, seed {settings.seed}, {steps} on {where}")
     outputs: list[Any] = run.model.logger.output_formats
-    outputs.append(HumanOutputFormat(sys.stdout) if verbose else Messages(console))
+    outputs.append(Messages(console))
     with run.resources:  # its lock, also where wandb refuses
         if track:
             outputs.append(Wandb(run))
-        progress = ShowProgress(console, run, has_bar=console.is_terminal and not verbose)
+        progress = ShowProgress(console, run, has_bar=console.is_terminal)
         with progress.bar, warnings.catch_warnings():
             # As a sentence, without the place in the code that it came from
             warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
             finished = experiment.train(run, [progress], progress.show_evaluation)
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
-        console.print(f"stopped at {done}; what was learned is saved. Resume with:\n  {_resumption(run.folder)}")
+        console.print(f"stopped at {done}; what was learned is saved. Resume with:")
+        console.print(f"  td3x train --resume {_words(run.folder, trusts)}")
     console.print(scores_text(run.folder))
     for path in (run.folder.best_model, run.folder.last_model, run.folder.curve, run.folder.evaluations):
         if path.exists():
@@ -152,10 +141,7 @@ def _train(console: PlainConsole, run: "Run", verbose: bool, track: str | None) 
     return finished
 
 
-def _needs_trust(folder: RunDir) -> bool:
-    """Modules are imported and arguments passed to environments only with trust."""
-    return ":" in folder.env_id or bool(folder.arguments().get("env_kwargs"))
-
-
-def _resumption(folder: RunDir) -> str:
-    return shlex.join(["td3x", "train", "--resume", str(folder.path), *["--trust"] * _needs_trust(folder)])
+def _words(folder: RunDir, trusts: bool) -> str:
+    """The folder as a command's words, with ``--trust`` where a trusted environment's module or arguments need it."""
+    needs_trust = trusts and (":" in folder.env_id or folder.arguments().get("env_kwargs"))
+    return shlex.quote(str(folder.path)) + (" --trust" if needs_trust else "")

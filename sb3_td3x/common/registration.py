@@ -1,5 +1,6 @@
 """Make environments known to Gymnasium by their names. Importing this module is cheap: it needs no torch."""
 
+import multiprocessing
 import re
 import sys
 from importlib import import_module
@@ -34,7 +35,8 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
                 f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say "
                 "so with trust=True (td3x: --trust), or import the module first"
             )
-        if "" not in sys.path:  # as `python -m` does; processes that are started later inherit it
+        # As `python -m` does. Processes that are started later inherit it: they import nothing that this one did not
+        if "" not in sys.path and multiprocessing.parent_process() is None:
             sys.path.insert(0, str(Path.cwd()))
         try:
             import_module(module)

@@ -26,9 +26,6 @@ MODEL_KEYS = (
 )  # fmt: skip
 """The keyword arguments of ``TD3X`` that a preset may set."""
 
-OPTIONS = {"n_timesteps": "steps", "n_envs": "n-envs", "seed": "seed", "device": "device", "env_kwargs": "env-kwargs"}
-"""Keys that ``--set`` does not change, and the options of the command that do."""
-
 MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")  # keys whose values are mappings of names to values
 
 NORMALIZE: dict[str, Callable[[str, Any], Any] | None] = {
@@ -109,8 +106,8 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         name, dot, part = key.strip().partition(".")
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
-        if name in OPTIONS:
-            raise ValueError(f"{name} is not changed by --set: use the option --{OPTIONS[name]}, or the study file's own key")
+        if name in ("n_timesteps", "n_envs"):
+            raise ValueError(f"{name} is not changed by --set: use --steps or --n-envs, or the study file's steps or n_envs")
         _require_known(name, "--set")
         value = parse(text)
         if dot:

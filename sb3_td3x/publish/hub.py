@@ -31,11 +31,7 @@ def model_name(env_id: str) -> str:
 
 
 def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 1_000, trust: bool = False) -> None:
-    """
-    Evaluate a run's best model on fresh episodes, and write the files of its repository to a new or empty folder.
-
-    :param trust: run the code that the run's files may hold; the model card then says whether loading the model does
-    """
+    """Evaluate the best model, write its repository to a new folder. With ``trust`` the card says whether loading needs it."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
     if out.exists() and any(out.iterdir()):
@@ -81,12 +77,13 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     try:
         api = huggingface_hub.HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
-        if private and not api.repo_info(repo_id).private:  # an existing repository keeps its visibility
-            raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private there, or give another name")
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
+        if not (is_public := private and not api.repo_info(repo_id).private):  # an existing one keeps its visibility
+            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent")
     except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
         needs = "a missing connection or token is a usual reason: hf auth login, or the variable HF_TOKEN"
         raise ValueError(f"{repo_id} cannot be uploaded: {error} ({needs})") from error
+    if is_public:
+        raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private there, or give another name")
     return str(address)
 
 

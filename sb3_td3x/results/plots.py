@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -37,24 +37,8 @@ ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the epi
 SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval"
 
 
-class Curve(NamedTuple):
-    """A line and the band around it, each ``(points,)``."""
-
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
 def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> None:
-    """
-    A panel per environment and axis; in it a line per algorithm and setting, with a band around it.
-
-    :param scores: of one run at least, as ``scores.read`` gives
-    :param out: picture to write; replaced in one step, so that a viewer never sees half of it
-    :param x: ``"steps"``, ``"time"`` or both
-    :raises ValueError: for a file format that matplotlib does not know, or times that are not known
-    """
+    """Write a picture: a panel per environment and axis (``"steps"``, ``"time"``), in it a line with a band per setting."""
     if not out.suffix:
         raise ValueError(f"a picture needs a suffix such as .png, .svg or .pdf, not {out.name!r}")
     files.write(out, figure(scores, x).savefig)
@@ -135,14 +119,11 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return run.seconds[known] / 60, run.mean[known], run.spread[known]
 
 
-def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
-    """
-    The mean over runs of one setting and environment, at every position at which any of them was evaluated and all have
-    scores before and after: those between two evaluations lie on the straight line.
-    """
+def summary(runs: Sequence[Scores], axis: str = "steps") -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Positions, mean, lower and upper bound, each ``(points,)``, wherever all runs have scores before and after."""
     if len(runs) == 1:
         x, mean, spread = _points(runs[0], axis)
-        return Curve(x, mean, mean - spread, mean + spread)
+        return x, mean, mean - spread, mean + spread
     points = [_points(run, axis)[:2] for run in runs]
     grid = np.unique(np.concatenate([x for x, _ in points]))
     grid = grid[(grid >= max(x.min() for x, _ in points)) & (grid <= min(x.max() for x, _ in points))]
@@ -151,7 +132,7 @@ def summary(runs: Sequence[Scores], axis: str = "steps") -> Curve:
     scores = np.stack([np.interp(grid, x, mean) for x, mean in points])
     counts = np.random.default_rng(0).multinomial(len(runs), np.full(len(runs), 1 / len(runs)), RESAMPLES)  # of each run
     low, high = np.percentile(counts @ scores / len(runs), [2.5, 97.5], axis=0)
-    return Curve(grid, scores.mean(axis=0), low, high)
+    return grid, scores.mean(axis=0), low, high
 
 
 def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look]) -> None:

@@ -133,7 +133,8 @@ class RunDir:
             words = shlex.split(str(self.arguments().get("command") or ""))
         except ValueError:
             return None
-        return shlex.join(words) if words[:2] == ["td3x", "train"] else None
+        is_own = words[:2] == ["td3x", "train"] and not any(word.startswith("--resume") for word in words)  # could --trust it
+        return shlex.join(words) if is_own else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``; ``ValueError`` for none, or damaged ones."""

@@ -13,37 +13,25 @@ import numpy as np
 from sb3_td3x.common.validation import check_int
 from sb3_td3x.results.run_dir import EVALUATIONS, SCORE_COLUMNS, SCORES, RunDir
 
-TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)
-"""Columns of a study's tables; the table of a single run has only the numbers."""
+TABLE_COLUMNS = ("algo", "setting", "env", "seed", *SCORE_COLUMNS)  # of a study's tables; a run's has only the numbers
 
 
 @dataclass(frozen=True)
 class Scores:
-    """
-    The evaluations of one run; arrays are ``(evaluations,)``, one evaluation at least.
+    """The evaluations of one run; arrays are ``(evaluations,)``, one evaluation at least."""
 
-    :param label: algorithm and setting: runs that differ in their seed alone share it
-    :param source: the run's folder or the table
-    :param spread: standard deviation of the returns of an evaluation's episodes
-    :param seconds: of training up to the evaluation; NaN where they are not known
-    """
-
-    label: str
+    label: str  # algorithm and setting: runs that differ in their seed alone share it
     env_id: str
     seed: int | None
-    source: Path
+    source: Path  # the run's folder or the table
     steps: np.ndarray
     mean: np.ndarray
-    spread: np.ndarray
-    seconds: np.ndarray
+    spread: np.ndarray  # standard deviation of the returns of an evaluation's episodes
+    seconds: np.ndarray  # of training up to the evaluation; NaN where they are not known
 
 
 def read(paths: Iterable[Path]) -> list[Scores]:
-    """
-    The scores of the runs in some places, without those that have none yet. A place that is named twice counts once.
-
-    :param paths: run folders, folders of runs or of ``td3x study``, tables of scores as a study writes them, or their folders
-    """
+    """The scores of the runs in these folders of runs or studies, and tables, each once; without runs that have none yet."""
     sources = {source.resolve(): source for path in paths for source in _sources(path)}
     ready = [path for path in sources.values() if path.is_file() or (path / EVALUATIONS).exists()] or [*sources.values()]
     tables_and_runs = (of_table(path) if path.is_file() else [of_run(RunDir.open(path))] for path in ready)
@@ -66,7 +54,7 @@ def _told_apart(runs: list[Scores]) -> list[Scores]:
         labeled.append(replace(run, label=" ".join([run.label, *differing])))
     for (label, env_id, seed), count in Counter((run.label, run.env_id, run.seed) for run in labeled).items():
         if count > 1 and seed is not None:
-            problem = f"{label}, {env_id}: {count} runs have seed {seed} and count as different seeds"
+            problem = f"{label!r}, {env_id!r}: {count} runs have seed {seed} and count as different seeds"
             warnings.warn(f"{problem}; plot them apart", stacklevel=2)
     return labeled
 

@@ -19,8 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb3_td3x.td3x.td3x import TD3X
 
 BASELINE = "SB3 TD3"
-Algorithms = Mapping[str, tuple[type[OffPolicyAlgorithm], dict[str, Any]]]
-"""By name: the class and those of its keyword arguments that the others do not have."""
+Algorithms = Mapping[str, tuple[type[OffPolicyAlgorithm], dict[str, Any]]]  # by name, with the keywords that others lack
 ALGORITHMS: Algorithms = {
     BASELINE: (TD3, {}),
     "TD3X plain": (TD3X, {"n_quantiles": 1, "accelerate": "plain"}),

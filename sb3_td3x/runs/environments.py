@@ -26,8 +26,7 @@ from sb3_td3x.common.validation import check_int
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
 chose its model."""
-LONGEST_EVALUATION = 10_000
-"""Steps after which an evaluation's episode is truncated if the environment declares no time limit."""
+LONGEST_EVALUATION = 10_000  # steps of an evaluation's episode at most, if the environment declares no time limit
 
 
 class EpisodeSeeds(gym.Wrapper):
@@ -95,10 +94,8 @@ def open_env(
             warnings.warn(f"{env_id} declares no time limit (max_episode_steps): {ends}", stacklevel=2)
             # Outermost: wrappers such as TimeFeatureWrapper ask for the limit
             env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
-        if monitor_folder is None:
-            return ResumableEnv(Monitor(env))
-        file = monitor_folder / f"{index}.{Monitor.EXT}"
-        return ResumableEnv(Monitor(env, str(file), override_existing=not file.exists()))
+        file = monitor_folder and monitor_folder / f"{index}.{Monitor.EXT}"
+        return ResumableEnv(Monitor(env, file and str(file), override_existing=not (file and file.exists())))
 
     if n_envs > 1:
         Finalize(None, _kill_workers, exitpriority=0)

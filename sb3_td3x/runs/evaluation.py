@@ -1,7 +1,6 @@
 """What a run does at every evaluation: keep the best model and its normalization, write the scores, report to the caller."""
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.resumable import StopTraining
 from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 
@@ -30,10 +30,6 @@ def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock) -> None:
     with files.explained(folder.last_model):
         model.save(folder.last_model)
     save_normalization(model, folder.normalization)
-
-
-class _Interrupted(Exception):
-    """Ends an evaluation that a request to stop has reached."""
 
 
 class Evaluation(EvalCallback):
@@ -103,11 +99,11 @@ class Evaluation(EvalCallback):
 
     def _evaluate(self) -> None:
         self.lock.require_ours()  # SB3 would overwrite the other process's files
-        was_reset, best_before = self.last_mean_reward > -math.inf, self.best_mean_reward
+        was_reset, best_before = self.last_mean_reward > -np.inf, self.best_mean_reward
         before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
         try:
             super()._on_step()
-        except _Interrupted:
+        except StopTraining:
             env_state.set_envs(self.eval_env, before, [False] * self.eval_env.num_envs)
             self.is_due = True
             return
@@ -120,7 +116,7 @@ class Evaluation(EvalCallback):
 
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         if self.is_stopping():
-            raise _Interrupted
+            raise StopTraining
         is_known = "is_success" in locals_["info"] or self._is_success_buffer or self.evaluations_successes
         if locals_["done"] and is_known:  # an environment may tell of successes alone, and SB3 writes a table
             self._is_success_buffer += [False] * (len(locals_["episode_rewards"]) - len(self._is_success_buffer))

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -30,8 +29,7 @@ from sb3_td3x.runs.evaluation import Evaluation, save_last
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments
 
-ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}
-"""rl-zoo3's names in ``args.yml``, where they differ from the fields of ``Experiment``."""
+ARGUMENT_NAMES = {"env_id": "env", "steps": "n_timesteps", "threads": "num_threads"}  # in rl-zoo3's args.yml
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,6 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
-        if not isinstance(actions := evaluation_env.action_space, gym.spaces.Box):
-            raise ValueError(f"{experiment.env_id} has {type(actions).__name__} actions; TD3 needs continuous ones (a Box)")
         entry.setdefault("policy", policies.name_for(evaluation_env.observation_space))
         written = resources.enter_context(ExitStack())
         if path is None:

@@ -29,10 +29,7 @@ def load_model(folder: RunDir, env: VecEnv, device: str = "auto", trust: bool = 
 
 
 def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = None, trust: bool = False) -> VecEnv:
-    """
-    An environment as the run's evaluations had it, with the normalization of the run's model. With ``trust`` the module that
-    its name may have is imported, the keyword arguments in the folder are passed to it, and statistics load as in SB3.
-    """
+    """An environment as the run's evaluations had it, with its model's normalization; ``trust``: see ``experiment.resume``."""
     statistics, env_kwargs = folder.model_normalization(), folder.env_kwargs()
     require_registered(folder.env_id, trust, env_kwargs)
     env = open_env(folder.env_id, seed, AFTERWARDS, folder.config(), render_mode=render_mode, env_kwargs=env_kwargs)

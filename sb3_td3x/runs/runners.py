@@ -16,13 +16,10 @@ from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt
 
-RETRIES = 5
-"""How often a run's process, one of its environments' or its machine may be lost."""
-ENDED, FAILED, DIED = 0, 11, 12
-"""Exit codes of a run's process. With any but the first two it is lost and resumed from its checkpoint."""
+RETRIES = 5  # how often a run's process, one of its environments' or its machine may be lost
+ENDED, FAILED, DIED = 0, 11, 12  # exit codes of a run's process; with any but the first two it is lost, and resumed
 
-Ended = Generator[tuple[StudyRun, str], None, None]
-"""Runs as they end, each with its error in one line, which is empty if the run is finished or was stopped."""
+Ended = Generator[tuple[StudyRun, str], None, None]  # runs as they end, with the error in one line, or "" without one
 Runner = Callable[[Train, StudyFolder, Sequence[StudyRun]], Ended]
 """Attempts each run, again where a process or a machine is lost. Closed, it stops the runs under way and waits."""
 
@@ -103,11 +100,7 @@ def _end_with_parent() -> None:
 
 
 def on_ray(address: str, threads: int = 1) -> Runner:
-    """
-    :param address: as ``ray.init`` takes it: ``"local"`` starts a cluster on this machine
-    :param threads: cores that a run takes
-    :raises ValueError: if no cluster answers at the address; a ``ModuleNotFoundError`` if Ray is not installed
-    """
+    """:param address: as ``ray.init`` takes it. ``ValueError`` if no cluster answers there, or ``ModuleNotFoundError``"""
     import ray
 
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -57,12 +57,7 @@ class StudyRun:
 
 
 def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[str] = ("td3x",)) -> list[StudyRun]:
-    """
-    The runs of a YAML file, see docs/experiments.md; ``ValueError`` in one line that names the file and the key.
-
-    :param options: the keys that a run may have besides ``GRID_KEYS``
-    :param algorithms: values of ``algo``; the first is the default
-    """
+    """The runs of a file as in docs/experiments.md with these keys besides ``GRID_KEYS``; ``algorithms[0]`` is the default."""
     try:
         content = yaml.safe_load(path.read_text())
         settings = content.pop("runs", None) if isinstance(content, dict) else None
@@ -173,8 +168,7 @@ def _write_table(path: Path, lines: list[str]) -> None:
     files.write(path, "\n".join([",".join(TABLE_COLUMNS), *lines, ""]).encode())
 
 
-Train = Callable[[StudyRun, Path], bool]
-"""Begins or resumes the run in this folder; returns whether it reached its end."""
+Train = Callable[[StudyRun, Path], bool]  # begins or resumes the run in this folder; whether it reached its end
 
 
 def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:

@@ -296,6 +296,9 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
     return {**missing, **changes, "n_quantiles": n_quantiles, "_learning_starts_request": request}
 
 
+SCALARS = ("step", "eta", "mu", "mu_product")  # of an optimizer's state; torch reads all else as far as its parameter goes
+
+
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
     """Keep how steps are computed, and check the shapes of the state, which torch checks only when it makes a step."""
     for before, group in zip(groups, optimizer.param_groups, strict=True):
@@ -303,5 +306,5 @@ def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict
     if safe_pickle.is_known(type(optimizer)):  # another takes trust, as Adafactor: its state may have any shape
         for parameter, values in optimizer.state.items():
             for key, value in values.items():
-                if isinstance(value, th.Tensor) and value.shape not in ((), parameter.shape):
+                if isinstance(value, th.Tensor) and value.shape != (() if key in SCALARS else parameter.shape):
                     raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")

@@ -228,7 +228,9 @@ class Unpickler(_PythonUnpickler):
         self._extend(self.pop_mark())
 
     def _extend(self, values: list[Any]) -> None:
-        if type(self.stack[-1]) not in (list, deque):
+        if type(self.stack[-1]) is deque:
+            _queue(values)  # checks them
+        elif type(self.stack[-1]) is not list:
             raise NotAllowed(f"items of {described(self.stack[-1])}")
         self.stack[-1].extend(values)
 
@@ -338,6 +340,12 @@ def _dummy_schedule(owner: Any, name: str) -> Any:
     return ConstantSchedule(0.0)
 
 
+def _queue(items: Any = (), maxlen: Any = None) -> deque[Any]:
+    if deque in map(type, items):  # to free queues in queues, Python takes the stack of C
+        raise NotAllowed("a queue in a queue")
+    return deque(items, maxlen)
+
+
 def _bit_generator(source: Any) -> np.random.BitGenerator:
     name = source if isinstance(source, str) else getattr(source, "__name__", None)
     return BIT_GENERATORS[name](0)  # type: ignore[index]
@@ -376,7 +384,8 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
         for module in ("pathlib", "pathlib._local")
         for name in ("PosixPath", "WindowsPath", "Path")
     },
-    ("collections", "deque"): lambda items=(), maxlen=None: deque(list(items), maxlen),
+    ("collections", "deque"): _queue,
+    ("numpy", "ndarray"): object,  # only named
     ("collections", "OrderedDict"): lambda: OrderedDict(),
     ("torch", "device"): lambda *arguments: th.device(*arguments),
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -393,7 +402,7 @@ def _names() -> dict[tuple[str, str], Any]:
     """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""
     offered = [(module, name) for module, names in CLASSES.items() for name in names]
     classes = [getattr(import_module(module), name, None) for module, name in offered]  # an older torch may lack a layer
-    classes += [*_created(), *BIT_GENERATORS.values(), np.ndarray, BasePolicy]
+    classes += [*_created(), *BIT_GENERATORS.values(), BasePolicy]
     return {
         **_FUNCTIONS,
         **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _STORAGES.values()},

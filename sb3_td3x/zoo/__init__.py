@@ -8,9 +8,7 @@ from sb3_td3x.results.run_dir import ALGORITHM
 hyperparams = {env: {key: entry[key] for key in entry if key != "noise_dt"} for env, entry in presets.table("default").items()}
 """The preset ``default`` as rl-zoo3, which has no ``noise_dt``, reads it: ``--conf-file sb3_td3x.zoo``."""
 
-SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")
-"""What ``--optimize-hyperparameters`` searches besides the settings of rl-zoo3's TD3."""
-HER_SETTINGS = ("n_sampled_goal", "goal_selection_strategy")
+SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")  # besides the settings of rl-zoo3's TD3
 
 
 def register() -> None:
@@ -46,10 +44,7 @@ def convert(sampled_params: dict[str, Any]) -> dict[str, Any]:
     from rl_zoo3.hyperparams_opt import convert_offpolicy_params
 
     # Without these: rl-zoo3 would move n_quantiles into policy_kwargs, where TQC has it
-    separate = (*SEARCHED, *HER_SETTINGS)
-    entry = convert_offpolicy_params({name: value for name, value in sampled_params.items() if name not in separate})
+    entry = convert_offpolicy_params({name: value for name, value in sampled_params.items() if name not in SEARCHED})
     if entry["noise_type"] is None:  # rl-zoo3 would pass noise_type to the constructor
         entry.update(noise_type="normal", noise_std=0.0)
-    if goals := {name: sampled_params[name] for name in HER_SETTINGS if name in sampled_params}:
-        entry["replay_buffer_kwargs"] = goals
     return {**entry, **{name: sampled_params[name] for name in SEARCHED}}

@@ -131,10 +131,17 @@ def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
 
 
 @pytest.mark.parametrize("around", [lambda saving: saving, lambda saving: CallbackList([saving])])
-@pytest.mark.parametrize("outer", ["every", "evaluation"])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda inner: EveryNTimesteps(20, inner),
+        lambda inner: EvalCallback(seeded(), callback_after_eval=inner, eval_freq=20, verbose=0),
+        lambda inner: EvalCallback(seeded(), callback_on_new_best=inner, eval_freq=20, verbose=0),
+    ],
+)
 def test_a_checkpoint_inside_another_callback_is_refused(outer, around, tmp_path):
     inner = around(TD3XCheckpointCallback(20, tmp_path))
-    callback = EveryNTimesteps(20, inner) if outer == "every" else EvalCallback(seeded(), callback_after_eval=inner)
+    callback = outer(inner)
     said = f"a checkpoint cannot be made inside {type(callback).__name__}: give TD3XCheckpointCallback to learn itself"
     with pytest.raises(ValueError, match=said):
         model(seeded()).learn(60, callback)

@@ -1,9 +1,7 @@
 """
-The replay buffer on disk: files of transitions that are written once and shared by all checkpoints.
-
-Steps are numbered in the order in which they were stored; step n, of all environments, lies at index ``n % buffer_size``. A
-file holds a chunk of steps, of ``CHUNK_ROWS`` transitions. A save writes the chunks that have changed since the last one, so
-that its cost follows what is new and not the size of the buffer.
+The replay buffer on disk: files of ``CHUNK_ROWS`` transitions that are written once and shared by all checkpoints, so that
+the cost of a save follows what is new and not the size of the buffer. Steps are numbered in the order in which they were
+stored; step n, of all environments, lies at index ``n % buffer_size``.
 """
 
 import uuid

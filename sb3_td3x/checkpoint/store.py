@@ -12,7 +12,7 @@ from typing import Any
 
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.errors import CheckpointError, UntrustedModelError
+from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, UntrustedModelError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -169,7 +169,8 @@ def as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iter
     """Name the file in whatever Python raises: a forged one may hold anything where its checksum fits."""
     try:
         yield
-    except (CheckpointError, UntrustedModelError, ConnectionError, EOFError):  # the last two: an environment's process died
+    # The last three: an environment's process died
+    except (CheckpointError, UntrustedModelError, EnvironmentDiedError, ConnectionError, EOFError):
         raise
     except Exception as error:
         raise CheckpointError(path, f"{problem}: {type(error).__name__}: {error}") from error

@@ -9,9 +9,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-BIT_GENERATORS = {
-    c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-}
+BIT_GENERATORS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 _LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy does not check them, and reads beyond its memory for larger ones
 
 
@@ -41,8 +39,8 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
         if type(position) is not int or not 0 <= position <= _LAST_POSITIONS[name]:
             raise ValueError(f"a random generator is at position {position!r} of {_LAST_POSITIONS[name]}")
     generator = BIT_GENERATORS[name](0)
-    generator.state = state  # type: ignore[assignment]
-    return generator.state  # type: ignore[return-value]
+    generator.state = state
+    return generator.state
 
 
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:

@@ -167,10 +167,9 @@ class RayVecEnv(VecEnv):
         calls = [actor.spaces.remote() for actor in self._actors]
         _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
         if late:
-            raise ValueError(
-                f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. They need {self._actor_options}; Ray has "
-                f"{ray.available_resources()} left. Lower num_cpus, add machines, or raise start_timeout"
-            )
+            has = f"They need {self._actor_options}; Ray has {ray.available_resources()} left"
+            advice = "Lower num_cpus, add machines, or raise start_timeout"
+            raise ValueError(f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. {has}. {advice}")
         return self._get(calls)[0]
 
 

@@ -26,15 +26,14 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
     :raises ValueError: for an unknown name, a module that cannot be imported, or what needs trust
     """
     module, _, name = env_id.rpartition(":")
+    advice = "if you trust the run, say so with trust=True (td3x: --trust)"
     for package, (_, names) in PACKAGES.items():
         if re.search(names, name) and find_spec(package) is not None:
             import_module(package)
     if module and module not in sys.modules:
         if not trust:
-            raise ValueError(
-                f"the environment of the run is {env_id!r}, and importing {module} runs its code: if you trust the run, say "
-                "so with trust=True (td3x: --trust), or import the module first"
-            )
+            problem = f"the environment of the run is {env_id!r}, and importing {module} runs its code"
+            raise ValueError(f"{problem}: {advice}, or import the module first")
         # As `python -m` does. Processes that are started later inherit it: they import nothing that this one did not
         if "" not in sys.path and multiprocessing.parent_process() is None:
             sys.path.insert(0, str(Path.cwd()))
@@ -50,6 +49,4 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
         hint = f"pip install {missing[0]}" if missing else f"one that a module of your own registers is my_module:{name}"
         raise ValueError(f"there is no environment {env_id!r}: {error} ({hint})") from error
     if env_kwargs and not trust:
-        raise ValueError(
-            f"the run passes {env_kwargs} to its environment: if you trust the run, say so with trust=True (td3x: --trust)"
-        )
+        raise ValueError(f"the run passes {env_kwargs} to its environment: {advice}")

@@ -90,15 +90,9 @@ class Resumable(OffPolicyAlgorithm):
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         if not self._is_stored and self._last_obs is not None:
-            raise ValueError(
-                "set_env inside a step (in a callback's _on_step) would store a transition from one environment into another: "
-                "end learn there and continue with learn(..., reset_num_timesteps=False)"
-            )
+            advice = "end learn there and continue with learn(..., reset_num_timesteps=False)"
+            raise ValueError(f"set_env inside a step (a callback's _on_step) would mix two environments: {advice}")
         super().set_env(env, force_reset)
-
-    def stop_before_next_step(self) -> None:
-        """End ``learn`` before the next environment step, possibly inside a rollout."""
-        self._stops_before_next_step = True
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated

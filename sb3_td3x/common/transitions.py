@@ -63,10 +63,8 @@ def require_stored_as_seen(env: VecEnv) -> None:
         advice = "wrap the environment with gymnasium.wrappers.FlattenObservation"
         raise ValueError(f"with VecNormalize around Discrete observations SB3 fails at the end of an episode: {advice}")
     if normalization is not None and normalization.observation_space != env.observation_space:
-        raise ValueError(
-            f"{type(env).__name__} around VecNormalize changes observations, but the replay buffer stores those before the "
-            "change, which the actor does not see: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))"
-        )
+        problem = f"{type(env).__name__} around VecNormalize changes observations, but those before the change are stored"
+        raise ValueError(f"{problem}: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))")
 
 
 def store_whole_ends(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
@@ -123,22 +121,14 @@ def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
 
 
 def check_transition(
-    actions: np.ndarray,
-    observations: np.ndarray | dict[str, np.ndarray],
-    rewards: np.ndarray,
-    infos: list[dict[str, Any]],
-    normalization: VecNormalize | None,
-    when: str,
+    actions: np.ndarray, observations: Any, rewards: np.ndarray, infos: list[dict], env: VecNormalize | None, when: str
 ) -> None:
-    """
-    Raise ``NonFiniteError`` for what cannot be learned from in one step of the environments, or ``ValueError`` for an end by a
-    time limit that is neither true nor false. With ``normalization`` the observations and rewards before it are stored.
-    """
+    """Raise ``NonFiniteError`` for what cannot be learned from, ``ValueError`` for a time limit neither true nor false."""
     require_finite(actions, "action (the exploration noise is part of it)", when)
     check_rewards(rewards, "reward", when)
-    if normalization is not None:
-        observations = normalization.get_original_obs()
-        require_finite(normalization.get_original_reward().astype(np.float32), "reward", when)
+    if env is not None:  # what it was given is stored
+        observations = env.get_original_obs()
+        require_finite(env.get_original_reward().astype(np.float32), "reward", when)
     require_finite(observations, "observation", when)
     for info in infos:
         if "terminal_observation" in info:

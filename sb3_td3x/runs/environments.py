@@ -94,8 +94,8 @@ def open_env(
             warnings.warn(f"{env_id} declares no time limit (max_episode_steps): {ends}", stacklevel=2)
             # Outermost: wrappers such as TimeFeatureWrapper ask for the limit
             env = gym.wrappers.TimeLimit(env, LONGEST_EVALUATION)
-        file = monitor_folder and monitor_folder / f"{index}.{Monitor.EXT}"
-        return ResumableEnv(Monitor(env, file and str(file), override_existing=not (file and file.exists())))
+        file = str(monitor_folder / f"{index}.{Monitor.EXT}") if monitor_folder else None
+        return ResumableEnv(Monitor(env, file, override_existing=not (file and Path(file).exists())))
 
     if n_envs > 1:
         Finalize(None, _kill_workers, exitpriority=0)

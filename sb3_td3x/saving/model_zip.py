@@ -166,10 +166,9 @@ def set_parameters(
 
 def read(path: PathOrFile) -> ModelFile:
     """Read a saved model as far as that unpickles nothing; a damaged, newer or foreign file gives a ``ModelFileError``."""
-    name = name_of(path)
     with opened(path, suffix="zip") as file:
         content = file.read()
-    with explained_errors(name), zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with explained_errors(path) as name, zipfile.ZipFile(io.BytesIO(content)) as archive:
         if missing := sorted({"data", *TENSORS} - set(archive.namelist())):
             raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
         if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
@@ -200,16 +199,12 @@ def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
     return path.open("rb")
 
 
-def name_of(path: Any) -> str:
-    """A file's name for errors."""
-    return str(path) if isinstance(path, (str, pathlib.Path)) else "the file"
-
-
 @contextmanager
-def explained_errors(name: str, what: str = "the model") -> Iterator[None]:
+def explained_errors(path: Any, what: str = "the model") -> Iterator[str]:
     """Turn what reading a bad file raises into the two documented errors, which name the file, and ``what`` needs trust."""
+    name = str(path) if isinstance(path, (str, pathlib.Path)) else "the file"
     try:
-        yield
+        yield name
     except OSError:
         raise
     except NotAllowed as error:
@@ -244,10 +239,8 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     excluded: list[str] = object.__new__(cls)._excluded_save_params()
     for name, value in file.attributes.items():
         if name in excluded or callable(getattr(cls, name, None)):
-            raise ModelFileError(
-                f"{file.name} sets {name}, which is no saved attribute of a model: if it is yours, saved with include=, "
-                "load it with trust=True"
-            )
+            advice = "if it is yours, saved with include=, load it with trust=True"
+            raise ModelFileError(f"{file.name} sets {name}, which is no saved attribute of a model: {advice}")
         if name in custom_objects or name == "lr_schedule":  # SB3 saves the schedule and makes it anew from ``learning_rate``
             value = custom_objects.get(name)
         elif isinstance(value, dict) and ":serialized:" in value:

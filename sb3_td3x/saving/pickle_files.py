@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.saving import safe_pickle
-from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, name_of, opened
+from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, opened
 from sb3_td3x.saving.safe_pickle import described
 
 _PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
@@ -31,7 +31,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
     """
     if not isinstance(venv, VecEnv):
         raise ValueError("statistics are for an SB3 VecEnv, such as make_vec_env gives, not for a single environment")
-    with explained_errors(name_of(path), "the VecNormalize"), opened(path, suffix="pkl") as file:
+    with explained_errors(path, "the VecNormalize"), opened(path, suffix="pkl") as file:
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not trust:
             _check_statistics(loaded)
@@ -44,7 +44,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
 
 def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
     """The replay buffer that ``save_replay_buffer`` wrote; ``trust`` reads it as SB3 does."""
-    with explained_errors(name_of(path), "the replay buffer"), opened(path, suffix="pkl") as file:
+    with explained_errors(path, "the replay buffer"), opened(path, suffix="pkl") as file:
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not isinstance(loaded, ReplayBuffer):
             raise ModelFileError(f"it holds {described(loaded)}, no replay buffer")

@@ -221,25 +221,12 @@ class Unpickler(_PythonUnpickler):
             self.has_object_array = True
         _fill(array, shape, dtype, is_fortran, data)
 
-    def load_append(self) -> None:
-        self._extend([self.stack.pop()])
-
-    def load_appends(self) -> None:
-        self._extend(self.pop_mark())
-
     def _extend(self, values: list[Any]) -> None:
         if type(self.stack[-1]) is deque:
             _queue(values)  # checks them
         elif type(self.stack[-1]) is not list:
             raise NotAllowed(f"items of {described(self.stack[-1])}")
         self.stack[-1].extend(values)
-
-    def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._put([key, value])
-
-    def load_setitems(self) -> None:
-        self._put(self.pop_mark())
 
     def _put(self, pairs: list[Any]) -> None:
         target = self.stack[-1]
@@ -257,10 +244,10 @@ class Unpickler(_PythonUnpickler):
         pickle.REDUCE[0]: load_reduce,
         pickle.NEWOBJ[0]: load_newobj,
         pickle.BUILD[0]: load_build,
-        pickle.APPEND[0]: load_append,
-        pickle.APPENDS[0]: load_appends,
-        pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems,
+        pickle.APPEND[0]: lambda self: self._extend([self.stack.pop()]),
+        pickle.APPENDS[0]: lambda self: self._extend(self.pop_mark()),
+        pickle.SETITEM[0]: lambda self: self._put([self.stack.pop(-2), self.stack.pop()]),
+        pickle.SETITEMS[0]: lambda self: self._put(self.pop_mark()),
         # The memory of an array: numpy takes bytes without a copy, and a wrong length allocates nothing
         pickle.BYTEARRAY8[0]: dispatch[pickle.BINBYTES8[0]],
         **dict.fromkeys(

@@ -149,8 +149,7 @@ class Updater(GradientStep):
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
         same = (*keys_of_dicts, *layouts, *self._constants)
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
-        missing = [name for name, key in keys.items() if (name, key) not in self._programs]
-        if missing:
+        if missing := [name for name, key in keys.items() if (name, key) not in self._programs]:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
                 self.prepare(self._batch_size, self.updates_made)
             try:
@@ -278,11 +277,8 @@ def _write_buffers(
     before: list[tuple[dict[str, Any], dict[str, Any]]], inputs: dict[int, th.Tensor], stand_ins: dict[int, th.Tensor]
 ) -> None:
     """
-    Write what a forward pass has made of the buffers into the program's inputs.
-
-    A layer may have written into a buffer or set another one, as in ``self.mean = 0.9 * self.mean + 0.1 * new``.
-
-    :raises ValueError: for a new buffer or parameter, or one of another shape or type
+    Write what a forward pass has made of the buffers into the program's inputs; ``ValueError`` for one of another kind. A
+    layer may have written into a buffer or set another one, as in ``self.mean = 0.9 * self.mean + 0.1 * new``.
     """
     for holder, originals in before:
         for name, tensor in holder.items():
@@ -305,9 +301,8 @@ def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
     for module, attributes in before:
         changed = [name for name, value in vars(module).items() if value is not attributes.get(name, absent)]
         if changed and not type(module).__module__.startswith("torch."):
-            raise ValueError(
-                f"{type(module).__name__}.{changed[0]} is set in every call: register_buffer is for tensors that a layer keeps"
-            )
+            what = f"{type(module).__name__}.{changed[0]}"
+            raise ValueError(f"{what} is set in every call: register_buffer is for tensors that a layer keeps")
 
 
 @contextmanager
@@ -342,12 +337,8 @@ def _hooks(tensors: PolicyTensors) -> list[bool]:
 
 def _modes(tensors: PolicyTensors) -> list[Any]:
     """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
-    numbers = [
-        (name, value)
-        for module in tensors.with_numbers
-        for name, value in vars(module).items()
-        if isinstance(value, (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType))
-    ]
+    kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType)
+    numbers = [pair for module in tensors.with_numbers for pair in vars(module).items() if isinstance(pair[1], kinds)]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 
 

@@ -15,8 +15,7 @@ from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 def record(model: Any) -> None:
     """Record the diagnostics of a ``TD3X`` for the log line that is about to be written."""
     model.logger.record("train/replay_size", model.replay_buffer.size() * model.n_envs)
-    std = noise_std(model.action_noise)
-    if std is not None:
+    if (std := noise_std(model.action_noise)) is not None:
         model.logger.record("rollout/action_noise_std", std)
     now, (then, steps, updates) = time.perf_counter(), model._pace
     if model._n_updates > updates and model._last_batch is None and model.n_quantiles > 1:

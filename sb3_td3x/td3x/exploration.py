@@ -15,9 +15,7 @@ LearningStarts = int | Literal["auto"]
 def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0) -> int:
     """Steps with random actions: ``"auto"`` is 2 % of the planned steps, at least 100 and at most 10,000."""
     steps = check_int("learning_starts", request, minimum=0, or_auto=True)
-    if not isinstance(steps, str):
-        return steps
-    return int(np.clip(0.02 * total_timesteps, 100, 10_000))  # of 500,000 steps 10,000, a usual ratio for TD3
+    return steps if isinstance(steps, int) else int(np.clip(0.02 * total_timesteps, 100, 10_000))  # of 500,000 steps 10,000
 
 
 def resolve_action_noise(
@@ -58,10 +56,8 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
 def check_action_bounds(action_space: spaces.Box) -> None:
     """Refuse integers, no axis, and bounds that are equal, reversed or too far apart to be scaled to [-1, 1]."""
     if action_space.dtype.kind != "f":
-        raise ValueError(
-            f"actions must be real numbers, but the action space is of {action_space.dtype}: wrap the environment with "
-            "gymnasium.wrappers.TransformAction, which rounds them"
-        )
+        advice = "wrap the environment with gymnasium.wrappers.TransformAction, which rounds them"
+        raise ValueError(f"actions must be real numbers, but the action space is of {action_space.dtype}: {advice}")
     with np.errstate(over="ignore"):
         width = action_space.high - action_space.low
     if not (action_space.shape and np.isfinite(width).all() and (width > 0).all()):

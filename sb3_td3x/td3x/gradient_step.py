@@ -83,11 +83,6 @@ def trainable(network: BaseModel) -> list[nn.Parameter]:
     return [parameter for group in network.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def is_finite(loss: th.Tensor, gradients: Sequence[th.Tensor]) -> bool:
-    """Whether a loss and its gradients are finite. A sum is the cheapest operation that keeps every NaN and infinity."""
-    return bool(th.isfinite(th.stack([loss, *[gradient.sum() for gradient in gradients]]).sum()))
-
-
 def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[th.Tensor]:
     """Scale gradients down to this common 2-norm where theirs is larger, as torch's ``clip_grad_norm_`` does."""
     if max_norm is None:
@@ -191,7 +186,8 @@ class GradientStep:
         reached = {parameter: _laid_out_like(parameter, gradient) for parameter, gradient in pairs if gradient is not None}
         if not reached:
             return  # the whole network is frozen
-        if not is_finite(loss, [*reached.values()]):
+        # A sum is the cheapest operation that keeps every NaN and infinity
+        if not th.isfinite(th.stack([loss, *[gradient.sum() for gradient in reached.values()]]).sum()):
             raise NonFiniteError(f"{name} loss or its gradient", f"update {number}")
         reached = dict(zip(reached, clip_gradients([*reached.values()], max_norm), strict=True))
         if _fused_step(optimizer, reached):
@@ -262,12 +258,10 @@ _EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_h
 @th.no_grad()
 def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, th.Tensor]) -> bool:
     """
-    Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again on a CPU.
-
-    The option ``fused`` is not set in the optimizers, so that they are saved as SB3's.
-
-    :return: whether it was taken: not with hooks, a replaced ``step`` or another implementation that the user has chosen, nor
-        for tensors of unequal strides, because it goes through memory as it lies
+    Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again on a CPU,
+    and without setting ``fused``, so that optimizers are saved as SB3's. Return whether it was taken: not with hooks, a
+    replaced ``step`` or another implementation that the user has chosen, nor for tensors of unequal strides, because it goes
+    through memory as it lies.
     """
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):

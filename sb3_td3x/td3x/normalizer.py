@@ -13,8 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 EPSILON, CLIP = 1e-8, 10.0  # the defaults of SB3's VecNormalize
-CHUNK = 10_000
-"""Steps of a replay buffer that are counted at once."""
+CHUNK = 10_000  # steps of a replay buffer that are counted at once
 
 
 class RunningMoments(nn.Module):

@@ -85,8 +85,7 @@ class Graph(nn.Module):
 
 def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None = None) -> None:
     """The body of ``TD3X.export_onnx``."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
         raise ValueError(f"an export to ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     wrappers: list[VecNormalize | VecTransposeImage] = []
     space, env = model.observation_space, model.env if env is None else env
@@ -118,10 +117,8 @@ def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spac
             wrappers.insert(0, env)
         env = env.venv
     if unwrap_vec_normalize(env) is not None:
-        raise ValueError(
-            f"{type(env).__name__} is around VecNormalize and cannot be part of the graph: put VecNormalize outermost, or "
-            "give export_onnx an env without VecNormalize and normalize before the graph"
-        )
+        problem = f"{type(env).__name__} is around VecNormalize and cannot be part of the graph"
+        raise ValueError(f"{problem}: put VecNormalize outermost, or give export_onnx an env without it and normalize before")
     return wrappers, env.observation_space
 
 
@@ -145,10 +142,8 @@ def _predict(
     """The actions that the graph has to give: what SB3 computes from raw observations."""
     observations: Any = batch if isinstance(policy.observation_space, spaces.Dict) else batch[OBSERVATION]
     for wrapper in wrappers:
-        if isinstance(wrapper, VecNormalize):
-            observations = wrapper.normalize_obs(observations)
-        else:
-            observations = wrapper.transpose_observations(observations)
+        change = wrapper.normalize_obs if isinstance(wrapper, VecNormalize) else wrapper.transpose_observations
+        observations = change(observations)
     return policy.predict(observations, deterministic=True)[0]
 
 

@@ -16,7 +16,7 @@ from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, did_you_mean
-from sb3_td3x.saving.model_zip import explained_errors, name_of, opened
+from sb3_td3x.saving.model_zip import explained_errors, opened
 from sb3_td3x.saving.safe_pickle import load_tensors
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
@@ -164,7 +164,7 @@ class TD3XPolicy(sb3.TD3Policy):
         :raises ModelFileError: for a damaged file, or tensors that do not fit
         """
         device = get_device(device)
-        with explained_errors(name_of(path), "the policy"), opened(path, suffix="pth") as file:
+        with explained_errors(path, "the policy"), opened(path, suffix="pth") as file:
             if trust:
                 return super().load(file, device)
             saved = load_tensors(file.read())
@@ -196,11 +196,7 @@ def name_for(space: spaces.Space) -> str:
 
 
 # The classes that replace those of a model saved by SB3's TD3; they have the same parameters
-FROM_SB3: dict[type, type[TD3XPolicy]] = {
-    sb3.TD3Policy: TD3XPolicy,
-    sb3.CnnPolicy: CnnPolicy,
-    sb3.MultiInputPolicy: MultiInputPolicy,
-}
+FROM_SB3: dict[type, type] = {sb3.TD3Policy: TD3XPolicy, sb3.CnnPolicy: CnnPolicy, sb3.MultiInputPolicy: MultiInputPolicy}
 
 
 def class_for_sb3(policy_class: Any, policy_kwargs: dict[str, Any], n_quantiles: int) -> Any:
@@ -240,10 +236,8 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     if n_quantiles == 1:
         return policy_kwargs
     if choose_quantiles(AUTO, policy_class) == 1:
-        raise ValueError(
-            f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles}): "
-            "derive it from TD3XPolicy and let it take n_quantiles"
-        )
+        problem = f"{policy_class.__name__} cannot have quantile critics (n_quantiles={n_quantiles})"
+        raise ValueError(f"{problem}: derive it from TD3XPolicy and let it take n_quantiles")
     return {**policy_kwargs, "n_quantiles": n_quantiles}
 
 
@@ -265,7 +259,5 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
             problem = "has a name that torch does not allow for a module"
         else:
             continue
-        raise ValueError(
-            f"{key!r} in the observations, {' '.join(str(part).split())}, {problem}: wrap the environment with "
-            "gymnasium.wrappers.FlattenObservation, which makes one vector of the observation, and use MlpPolicy"
-        )
+        advice = "wrap the environment with gymnasium.wrappers.FlattenObservation, which makes one vector, and use MlpPolicy"
+        raise ValueError(f"{key!r} in the observations, {' '.join(str(part).split())}, {problem}: {advice}")

@@ -25,13 +25,11 @@ def has_bf16_units() -> bool:
 
 def require_supported(products: str, device: th.device) -> None:
     """Refuse updates in ``"bf16"`` where they would take several times as long as in float32: ``ValueError``."""
-    if products == "fp32":
+    if products == "fp32" or (device.type == "cpu" and has_bf16_units()):
         return
-    reason = "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
-    if device.type != "cpu":
-        reason = f"it has not been measured on {device.type!r}"
-    elif has_bf16_units():
-        return
+    reason = f"it has not been measured on {device.type!r}"
+    if device.type == "cpu":
+        reason = "this processor has no units for bfloat16 products (avx512_bf16 or amx_bf16)"
     raise ValueError(f"precision={products!r} cannot be used for updates: {reason}; set precision='fp32'")
 
 
@@ -42,14 +40,8 @@ def hidden_layers(network: nn.Module) -> list[nn.Linear]:
         for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None)):
             if type(head) is nn.Sequential:
                 outputs.update([layer for layer in head if type(layer) is nn.Linear][-1:])
-    return [
-        module
-        for module in network.modules()
-        if type(module) is nn.Linear
-        and "forward" not in vars(module)
-        and min(module.weight.shape) >= SHORTEST_HIDDEN_SIDE
-        and module not in outputs
-    ]
+    layers = [layer for layer in network.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    return [layer for layer in layers if layer not in outputs and min(layer.weight.shape) >= SHORTEST_HIDDEN_SIDE]
 
 
 @contextmanager
@@ -72,10 +64,8 @@ def _bf16_linear(layer: nn.Linear, inputs: th.Tensor) -> th.Tensor:
 @contextmanager
 def matrix_kernels(choice: str) -> Iterator[None]:
     """
-    Inside, float32 products on the CPU use the kernels of ``choice``: ``"default"`` or ``"onednn"``.
-
-    ``"onednn"`` allows oneDNN to take bfloat16, which it does on processors with units for it; ``choose_matrix_kernels``
-    never chooses it there. A user who has set any of torch's float32 precisions keeps that choice.
+    Inside, float32 products on the CPU use the kernels of ``choice``, ``"default"`` or ``"onednn"``, unless a user has set any
+    of torch's float32 precisions. ``"onednn"`` may take bfloat16 where there are units for it; it is not chosen there.
     """
     if choice == "default" or not _is_untouched():
         yield

@@ -295,14 +295,11 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if type(self.replay_buffer) is HerReplayBuffer:
             buffers.check_goals(self.replay_buffer.observation_space)
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
-            raise ValueError(
-                f"make_critic of {self.policy_class.__name__} makes no critics with n_quantiles={self.n_quantiles}: use 1"
-            )
+            own = f"make_critic of {self.policy_class.__name__}"
+            raise ValueError(f"{own} makes no critics with n_quantiles={self.n_quantiles}: use 1")
         if self.n_steps not in (1, buffer_steps := getattr(self.replay_buffer, "n_steps", 1)):
-            raise ValueError(
-                f"{type(self.replay_buffer).__name__} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for "
-                "it: give n_steps to the constructor without replay_buffer_class, which chooses NStepReplayBuffer"
-            )
+            name, advice = type(self.replay_buffer).__name__, "without replay_buffer_class TD3X chooses NStepReplayBuffer"
+            raise ValueError(f"{name} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for it: {advice}")
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
         self._logger = Logger(None, [])  # until the first `learn`, for a `train` before it
 

@@ -61,7 +61,7 @@ class Setting:
     last_gamma: float = GAMMA  # 1 - gamma changes by a constant factor per step between 0.3 and 0.7 of the run
     three_steps: float = 0.0  # share of three-step returns until 0.2 of the run; none after 0.6
     lap: bool = False
-    batch_norm: bool = False  # critics of 256-256 with batch normalization, without targets
+    batch_norm: bool = False  # critics of 256-256 with batch normalization, without targets; actor every third time
 
     def shared(self) -> "Setting":
         """What runs that are updated together have in common."""

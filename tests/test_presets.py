@@ -212,7 +212,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("nonsense_key=1", "there is no setting 'nonsense_key'"),
         ("batch_size", "needs key=value"),
         ("eval_freq=100", "there is no setting 'eval_freq'"),
-        ("n_timesteps=100", "use --steps or --n-envs"),
+        ("n_timesteps=100", "it has an option .n_timesteps: --steps"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),

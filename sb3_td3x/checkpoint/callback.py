@@ -68,7 +68,13 @@ class TD3XCheckpointCallback(CheckpointCallback):
         """
         self.is_stopping = True
 
+    def _require_outermost(self) -> None:
+        if self.parent is not None:
+            outer = type(self.parent).__name__
+            raise ValueError(f"a checkpoint cannot be made inside {outer}: give {type(self).__name__} to learn itself")
+
     def _on_training_start(self) -> None:
+        self._require_outermost()
         self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
         self.last, self._began_at = None, self.model.num_timesteps
         if [saved.steps for saved in Store(Path(self.save_path)).checkpoints()[-1:]] != [self._began_at]:
@@ -82,9 +88,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
             raise StopTraining
 
     def _on_step(self) -> bool:
-        if self.parent is not None:
-            outer = type(self.parent).__name__
-            raise ValueError(f"a checkpoint cannot be made inside {outer}: give {type(self).__name__} to learn itself")
+        self._require_outermost()  # SB3 does not tell `callback_on_new_best` that training starts
         if self.n_calls % self.save_freq == 0 and self._due_at is None:
             self._due_at = self.n_calls
         if self.is_stopping and self.model.train_freq.unit is TrainFrequencyUnit.EPISODE and not self.locals["dones"].all():

@@ -106,8 +106,8 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         name, dot, part = key.strip().partition(".")
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
-        if name in ("n_timesteps", "n_envs"):
-            raise ValueError(f"{name} is not changed by --set: use --steps or --n-envs, or the study file's steps or n_envs")
+        if name in ("n_timesteps", "n_envs", "seed", "device", "env_kwargs"):
+            raise ValueError(f"{name} is not changed by --set: it has an option (n_timesteps: --steps), and a key in studies")
         _require_known(name, "--set")
         value = parse(text)
         if dot:

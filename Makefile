@@ -85,7 +85,7 @@ soak: $(ALL)
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \
 		tests/test_passes_sb3s_own_tests.py
 
-# Half an hour on a quiet machine; SBX is compared with if it is installed (pip install sbx-rl)
+# What benchmarks/results/speed/ lacks (without its files half an hour on a quiet machine); with SBX if it is installed (sbx-rl)
 speed: $(ALL)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/figures.py

@@ -35,7 +35,7 @@ def returns(run: RunDir, actor: BaseAlgorithm) -> list[float]:
         each, _ = evaluate_policy(actor, env, EPISODES, return_episode_rewards=True)
     finally:
         env.close()
-    return [round(one, 3) for one in each]  # type: ignore[union-attr]
+    return [round(one, 3) for one in each]
 
 
 def main() -> None:

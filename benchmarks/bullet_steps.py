@@ -128,7 +128,7 @@ class Walker:
         bullet.setJointMotorControlArray(self.body, self.joints, bullet.TORQUE_CONTROL, forces=forces, **where)
         bullet.stepSimulation(**where)
         observation = self.observe()
-        height = float(observation[0]) + self.initial_z  # type: ignore[operator]
+        height = float(observation[0]) + self.initial_z
         if self.task == "HalfCheetah":
             is_alive = abs(self.pitch) < 1.0 and not any(self.contact[place] for place in (1, 2, 4, 5))
         elif self.task == "Ant":

@@ -104,10 +104,9 @@ def write_raw_tables(page: Path) -> None:
         "The last and the best actor of a run on 100 fresh episodes": results_figures.actors_table(),
         "Runs on tuning seeds": ablation_figures.screening_table(found),
         "Values of the critics and discounted returns of the actor": ablation_figures.values_table(),
-        "Averages of the actor's weights, mean and lowest evaluation": ablation_figures.averages_table(),
     }
     made = "Made by `python benchmarks/figures.py`. Runs shared machines, so their minutes do not compare methods."
-    made += " Settings are named as in `benchmarks/*.yml`: `q25` is 25 quantiles, `scalar` TD3's critics, `sale64` embeddings"
+    made += " The file beside each CSV has the settings: `q25` is 25 quantiles, `scalar` TD3's critics, `sale64` embeddings"
     made += " of 64, `lin` a rate that falls to 0."
     parts = [f"## {title}\n\n{text}\n" for title, text in sections.items()]
     page.write_text("\n".join(["# Raw results as tables\n", f"{made}\n", *parts]))

@@ -541,8 +541,8 @@ def check() -> None:
             for place, layer in enumerate(module for module in theirs if isinstance(module, th.nn.Linear)):
                 rows, columns = used if place == 0 else slice(None), slice(layer.out_features)
                 weight, bias = ours[2 * place], ours[2 * place + 1]
-                pairs.append((layer.weight, lambda w=weight, i=run, r=rows, c=columns: w[i][r][:, c].T))  # type: ignore[misc]
-                pairs.append((layer.bias, lambda b=bias, i=run, c=columns: b[i, 0, c]))  # type: ignore[misc]
+                pairs.append((layer.weight, lambda w=weight, i=run, r=rows, c=columns: w[i][r][:, c].T))
+                pairs.append((layer.bias, lambda b=bias, i=run, c=columns: b[i, 0, c]))
         with th.no_grad():
             for parameter, value in pairs:
                 parameter.copy_(value())

@@ -4,7 +4,6 @@ Steps per second of ``RayVecEnv`` beside SB3's ``SubprocVecEnv``: PyBullet's wal
 Usage: ``python benchmarks/ray_vec_env.py``. Writes ``benchmarks/results/ray_vec_env.json``; the contenders take turns.
 """
 
-import argparse
 import json
 import os
 import time
@@ -66,7 +65,7 @@ def steps_per_second(env: VecEnv, actions: np.ndarray, seconds: float) -> float:
     return rounds * len(actions) / passed
 
 
-def measure(simulator: str, maker: Callable[[], gym.Env], count: int, repeats: int, seconds: float) -> dict[str, object]:
+def measure(simulator: str, maker: Callable[[], gym.Env], count: int) -> dict[str, object]:
     actions = np.random.default_rng(0).uniform(-1, 1, (count, 6)).astype(np.float32)
     envs, starts = {}, {}
     for name, make in contenders(maker, count).items():
@@ -75,9 +74,9 @@ def measure(simulator: str, maker: Callable[[], gym.Env], count: int, repeats: i
         envs[name].reset()
         starts[name] = time.perf_counter() - began
     rates: dict[str, list[float]] = {name: [] for name in envs}
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         for name, env in envs.items():
-            rates[name].append(steps_per_second(env, actions, seconds))
+            rates[name].append(steps_per_second(env, actions, SECONDS))
     for env in envs.values():
         env.close()
     rows = {
@@ -87,28 +86,20 @@ def measure(simulator: str, maker: Callable[[], gym.Env], count: int, repeats: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
     warnings.simplefilter("ignore")
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as SubprocVecEnv's processes
     ray.init("local", include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False, logging_level="ERROR")
     load = os.getloadavg()[0]
     rows = []
     for simulator, maker in (("sleeps 10 ms", Simulator), (WALKER, lambda: gym.make(WALKER))):
-        for count in args.counts:
-            rows.append(row := measure(simulator, maker, count, args.repeats, args.seconds))
+        for count in COUNTS:
+            rows.append(row := measure(simulator, maker, count))
             ideal = count / SIMULATED if maker is Simulator else row["contenders"]["SubprocVecEnv"]["steps_per_second"]
             for name, one in row["contenders"].items():
                 rate = one["steps_per_second"]
                 print(f"{simulator}, {count} environments, {name}: {rate:,.0f} steps/s, {rate / ideal:.0%}", flush=True)
-    facts = {"repeats": args.repeats, "seconds": args.seconds, "load_before": load, "cores": os.cpu_count()}
-    args.out.write_text(
-        json.dumps({**facts, "rows": rows, "versions": {**versions(), "ray": ray.__version__}}, indent=1) + "\n"
-    )
+    facts = {"repeats": REPEATS, "seconds": SECONDS, "load_before": load, "cores": os.cpu_count()}
+    OUT.write_text(json.dumps({**facts, "rows": rows, "versions": {**versions(), "ray": ray.__version__}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from sb3_td3x.td3x.precision import processor
 
 RETURNS = Path(__file__).parent / "results" / "returns"
 ACTORS = Path(__file__).parent / "results" / "actors"
-AVERAGES = Path(__file__).parent / "results" / "averages"
 VALUES = Path(__file__).parent / "results" / "values"
 TUNING_SEEDS = 10
 """Results are reported on seeds below this one."""

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
-from speed_figures import BENCH
+from speed_figures import BENCH, table
 
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {
@@ -43,11 +43,6 @@ OTHERS = {
 LAST = 100_000
 SMOOTH = 5
 """Evaluations in the running mean of the curves."""
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
 def reported(found: Runs, method: tuple[str, str], environment: str) -> list[dict[str, np.ndarray]]:

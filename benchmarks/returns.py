@@ -54,6 +54,8 @@ def train(run: StudyRun, folder: Path) -> bool:
         RETURNS.mkdir(parents=True, exist_ok=True)
         resumed = Store(RunDir(folder, run.env).checkpoints).checkpoints()[-1].manifest["resumed"]
         facts = {"run": asdict(run), "versions": versions(), "resumed": resumed}
+        if run.algo == "td3x":
+            facts["config"] = RunDir(folder, run.env).config()
         FOLDER.table(run).with_suffix(".yml").write_text(yaml.safe_dump(facts, sort_keys=False))
     return is_finished
 

@@ -5,7 +5,7 @@ What was measured with an earlier state of the package (``EARLIER``) is marked w
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "speed"
@@ -52,7 +52,7 @@ def learn_rows(processor: str, name: str) -> dict[str, dict]:
     return rows(BENCH / f"{processor}_{name}.json" if processor in EARLIER else RESULTS / f"{name}.json")
 
 
-def table(head: list[str], body: list[list[str]]) -> str:
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 

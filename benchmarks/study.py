@@ -1,18 +1,16 @@
 """
 What a study costs: the same runs directly one after another, in processes, and on Ray clusters of one and two one-core nodes.
 
-Usage: ``python benchmarks/study.py [--runs 8] [--steps 20000] [--repeats 3]`` on a quiet machine with two cores or more.
-Writes ``benchmarks/results/study.json``. The ways take turns. Starting a cluster is not counted; starting workers in it is.
+Usage: ``python benchmarks/study.py`` on a quiet machine with two cores or more. Writes ``benchmarks/results/study.json``.
+Starting a cluster is not counted; starting workers in it is.
 """
 
-import argparse
 import json
 import os
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch as th
 from ray.cluster_utils import Cluster
@@ -23,6 +21,7 @@ from sb3_td3x.runs.runners import Runner
 from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt, train_td3x
 
 OUT = Path(__file__).parent / "results" / "study.json"
+RUNS, STEPS = 4, 1_500
 
 
 def study(runs: int, steps: int) -> list[StudyRun]:
@@ -57,15 +56,9 @@ def on_nodes(runs: list[StudyRun], count: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as the processes it is compared with
     th.set_num_threads(1)
-    runs = study(args.runs, args.steps)
+    runs = study(RUNS, STEPS)
     seconds(study(1, 400), directly)  # imports
     ways = {
         "directly": partial(seconds, runner=directly),
@@ -73,16 +66,12 @@ def main() -> None:
         "Ray, one node": partial(on_nodes, count=1),
         "Ray, two nodes": partial(on_nodes, count=2),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(args.repeats):
-        for name, way in ways.items():
-            taken[name].append(way(runs))
-            print(f"{name}: {args.runs} runs in {taken[name][-1]:.1f} s", flush=True)
-    facts = {"runs": args.runs, "steps": args.steps, "seconds": taken, "versions": versions()}
-    args.out.write_text(json.dumps(facts, indent=1) + "\n")
-    middle = {name: median(values) for name, values in taken.items()}
-    print(f"two nodes: {middle['Ray, one node'] / middle['Ray, two nodes']:.2f} times the runs of one")
-    print(f"the engine: {middle['Ray, one node'] / middle['directly'] - 1:.1%} more than the runs themselves")
+    taken = {}
+    for name, way in ways.items():
+        taken[name] = [way(runs)]
+        print(f"{name}: {RUNS} runs in {taken[name][0]:.1f} s", flush=True)
+    facts = {"runs": RUNS, "steps": STEPS, "seconds": taken, "versions": versions()}
+    OUT.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,11 +34,6 @@ def switch(monkeypatch):
 
 
 class TestAuto:
-    def test_is_plain_at_first_and_compiled_after_so_many_updates(self):
-        policy = model().policy
-        assert update_path("auto", policy, SWITCH_AFTER - 1) == "plain"
-        assert update_path("auto", policy, SWITCH_AFTER) == "compiled"
-
     def test_says_nothing_while_it_is_plain_and_one_line_at_the_switch(self, switch, capsys):
         algorithm = model(verbose=1)
         algorithm.learn(30)
@@ -100,11 +95,7 @@ class TestAuto:
         assert algorithm._updater.programs_made == 4
         assert "keeps changing" in algorithm._updater._declined
 
-    def test_stays_plain_without_a_compiler(self, monkeypatch):
-        monkeypatch.setattr(compiled, "has_compiler", lambda: False)
-        assert update_path("auto", model().policy, SWITCH_AFTER) == "plain"
-
-    def test_and_says_so_once(self, monkeypatch, capsys):
+    def test_stays_plain_without_a_compiler_and_says_so_once(self, monkeypatch, capsys):
         monkeypatch.setattr(compiled, "has_compiler", lambda: False)
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
         model(verbose=1, learning_starts=2).learn(20)

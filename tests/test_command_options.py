@@ -14,7 +14,6 @@ import pytest
 import yaml
 from gymnasium import spaces
 from stable_baselines3.common.envs import BitFlippingEnv
-from typer.testing import CliRunner
 
 from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
@@ -137,9 +136,6 @@ class TestOptions:
         assert (code, printed.count("\n")) == (2, 1)
         assert printed.endswith(": pip install wandb\n")
         assert not list(tmp_path.iterdir())
-
-    def test_the_shell_can_complete_them(self):
-        assert "--install-completion" in CliRunner().invoke(cli.app, ["--help"]).output
 
 
 class TestThePolicy:

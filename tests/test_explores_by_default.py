@@ -81,7 +81,7 @@ def test_whole_numbers_as_actions_are_refused(kind):
 def test_warm_up_follows_the_first_of_many_short_runs():
     algorithm = model(learning_starts="auto", gradient_steps=0)
     for steps in (6000, 100):
-        algorithm.learn(steps, reset_num_timesteps=False)
+        algorithm.learn(steps, lambda *_: False, reset_num_timesteps=False)
         assert algorithm.learning_starts == 120
 
 

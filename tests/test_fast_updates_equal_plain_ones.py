@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import TD3
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
@@ -21,7 +20,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled
 from tests.paths import assert_equal, noise, pair, programs, ready, train
-from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, random_batch, train_on, weights, without_output
 
 pytestmark = pytest.mark.skipif(not compiled.has_compiler(), reason="no C++ compiler on this machine")
 
@@ -122,16 +121,6 @@ def test_a_model_saved_on_one_path_trains_on_on_the_other(tmp_path, first):
     for algorithm in (stays, moves):
         train_on(algorithm, range(4, 8))
     assert_equal(stays, moves, rtol=1e-4)
-
-
-def test_a_model_saved_on_the_compiled_path_trains_on_in_sb3s_td3(tmp_path):
-    compiled = ready("compiled")
-    train_on(compiled, range(4))
-    compiled.save(tmp_path / "model")
-    theirs = TD3.load(tmp_path / "model", env=LineEnv())
-    assert largest_difference(weights(theirs), weights(compiled)) == 0
-    assert theirs.critic.optimizer.state_dict()["state"][0]["step"] == 4
-    theirs.learn(40, reset_num_timesteps=False)
 
 
 def test_freezing_a_layer_during_training_takes_effect():
@@ -295,11 +284,3 @@ def test_making_programs_draws_no_random_number():
     assert programs(compiled) == 2
     assert th.equal(before[0], th.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-
-
-def test_programs_belong_to_their_policy():
-    algorithm = ready("compiled")
-    before = algorithm._get_updater()
-    assert algorithm._get_updater() is before
-    algorithm.policy = model().policy
-    assert algorithm._get_updater() is not before

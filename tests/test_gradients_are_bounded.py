@@ -3,7 +3,6 @@
 import pytest
 import torch as th
 
-from sb3_td3x.td3x.gradient_step import clip_gradients
 from tests.tools import SMALL, largest_difference, model, train_on, weights, without_output
 
 SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
@@ -17,17 +16,6 @@ def moved(algorithm, before, network):
     """How far a network's parameters are from where they were."""
     now = weights(algorithm)
     return sum((now[name] - before[name]).square().sum().item() for name in now if name.startswith(f"{network}.")) ** 0.5
-
-
-@pytest.mark.parametrize("max_norm", [0.01, 3.0, 1e6])
-def test_it_is_torchs_clip_grad_norm(max_norm):
-    gradients = [th.randn(shape, generator=th.Generator().manual_seed(3)) for shape in ((4, 3), (4,), (1, 4))]
-    parameters = [th.nn.Parameter(th.zeros_like(gradient)) for gradient in gradients]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.clone()
-    th.nn.utils.clip_grad_norm_(parameters, max_norm)
-    for found, parameter in zip(clip_gradients(gradients, max_norm), parameters, strict=True):
-        assert th.equal(found, parameter.grad)
 
 
 def test_each_network_moves_no_further_than_the_bound_with_plain_gradient_descent():

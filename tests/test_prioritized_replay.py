@@ -12,41 +12,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import replay
-from sb3_td3x.common.buffers import PrioritizedReplayBuffer, compute_priorities
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.common.transitions import sample
-from sb3_td3x.td3x import compiled, gradient_step, losses
+from sb3_td3x.td3x import compiled, gradient_step
 from tests.paths import assert_equal, pair
 from tests.reference.prioritized_by_the_paper import largest_errors, priority
 from tests.tools import LineEnv, filled, model, train_on, without_output
 
 DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 ONE_ARRAY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-
-
-def drawn_values(seed, critics=2, batch=40, n=1, m=1):
-    random = np.random.default_rng(seed)
-    return [random.normal(size=(batch, n)) for _ in range(critics)], random.normal(size=(batch, m))
-
-
-def tensors(values, target):
-    return [th.tensor(value, requires_grad=True) for value in values], th.tensor(target)
-
-
-class TestLosses:
-    @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 6)])
-    def test_errors_and_priorities_are_the_references(self, n, m):
-        values, target = drawn_values(0, critics=3, n=n, m=m)
-        errors = losses.td_errors(*tensors(values, target))
-        np.testing.assert_allclose(errors.detach(), largest_errors(values, target), rtol=1e-13)
-        expected = [priority(error) for error in errors.tolist()]
-        np.testing.assert_allclose(compute_priorities(errors.detach()), expected, rtol=1e-13)
-        assert {*(errors < 1).tolist()} == {True, False}  # both branches
-
-    def test_losses_per_transition_are_those_of_the_whole_batch(self):
-        values, target = tensors(*drawn_values(1, n=5, m=6))
-        each = losses.quantile_huber_losses(values, target)
-        assert each.shape == (40,)
-        assert each.mean().item() == pytest.approx(losses.quantile_critic_loss(values, target).item(), rel=1e-13)
 
 
 class TestBuffer:

@@ -29,15 +29,6 @@ def test_only_a_termination_stops_the_bootstrap(terminates, stored):
     th.testing.assert_close(target.flatten(), expected)
 
 
-def test_the_observation_behind_a_time_limit_is_the_last_not_the_next_episodes_first():
-    algorithm = collected(terminates=False)
-    buffer = algorithm.replay_buffer
-    last, reset = buffer.next_observations[LENGTH - 1, 0], buffer.observations[LENGTH, 0]
-    assert not np.array_equal(last, reset)
-    moved = 0.2 * buffer.actions[LENGTH - 1, 0, 0]
-    np.testing.assert_allclose(last, buffer.observations[LENGTH - 1, 0] + moved, atol=1e-6)
-
-
 @pytest.mark.parametrize("terminates", [True, False])
 def test_n_step_returns_by_hand_stop_at_the_end_of_the_episode(terminates):
     gamma = 0.5

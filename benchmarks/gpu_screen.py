@@ -84,7 +84,7 @@ def forward(layers: list[th.Tensor], x: th.Tensor) -> th.Tensor:
 
 def normalized_forward(layers: list[th.Tensor], x: th.Tensor, statistics: list[th.Tensor], training: bool) -> th.Tensor:
     """
-    The same with batch normalization of the inputs and before each ReLU.
+    ``forward`` with batch normalization of the inputs and before each ReLU.
 
     :param layers: as of ``forward``, and before each pair the factor and the summand of a normalization
     :param statistics: running mean and variance of each normalization, which training moves
@@ -238,10 +238,14 @@ class Group:
         if normalizes:
             plain, self.critic = self.critic, []
             for weight, bias in zip(plain[0::2], plain[1::2], strict=True):
-                zeros, ones = th.zeros_like(weight[:, :1, :1].mT.expand(-1, 1, weight.shape[1])), weight.new_ones(1)
-                factor, summand = (zeros + ones).detach().requires_grad_(), zeros.detach().clone().requires_grad_()
-                self.critic += [factor, summand, weight, bias]
-                self.statistics += [zeros.detach().clone(), factor.detach().clone()]
+                shape = len(weight), 1, weight.shape[1]
+                self.critic += [
+                    weight.new_ones(shape).requires_grad_(),
+                    weight.new_zeros(shape).requires_grad_(),
+                    weight,
+                    bias,
+                ]
+                self.statistics += [weight.new_zeros(shape), weight.new_ones(shape)]
         self.actor_target, self.critic_target = ([p.detach().clone() for p in net] for net in (self.actor, self.critic))
         self.adams = {"actor": Adam(self.actor), "critic": Adam(self.critic, 0.5 if normalizes else 0.9)}
         self.mask = th.zeros(len(tasks), 1, ACTIONS, device=device)

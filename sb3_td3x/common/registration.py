@@ -34,7 +34,7 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
         if not trust:
             problem = f"the environment of the run is {env_id!r}, and importing {module} runs its code"
             raise ValueError(f"{problem}: {advice}, or import the module first")
-        # As `python -m` does. Processes that are started later inherit it: they import nothing that this one did not
+        # As `python -m` does, in the main process: those that it starts later inherit the path and add nothing to it
         if "" not in sys.path and multiprocessing.parent_process() is None:
             sys.path.insert(0, str(Path.cwd()))
         try:

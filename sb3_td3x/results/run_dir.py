@@ -133,7 +133,8 @@ class RunDir:
             words = shlex.split(str(self.arguments().get("command") or ""))
         except ValueError:
             return None
-        is_own = words[:2] == ["td3x", "train"] and not any(word.startswith("--resume") for word in words)  # could --trust it
+        # A run's own command begins it; with --resume a forged one could ask for --trust
+        is_own = words[:2] == ["td3x", "train"] and not any(word.startswith("--resume") for word in words)
         return shlex.join(words) if is_own else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:

@@ -100,7 +100,7 @@ def _end_with_parent() -> None:
 
 
 def on_ray(address: str, threads: int = 1) -> Runner:
-    """:param address: as ``ray.init`` takes it. ``ValueError`` if no cluster answers there, or ``ModuleNotFoundError``"""
+    """On the cluster at ``address``, as ``ray.init`` takes it. ``ValueError`` if none answers; ``threads``: cores of a run."""
     import ray
 
     host, _, port = address.removeprefix("ray://").rpartition(":")

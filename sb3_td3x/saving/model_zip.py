@@ -99,8 +99,9 @@ def load(
     if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
         raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
     if env is not None:
-        verbose = saved.get("verbose")  # a damaged file may hold anything there
-        env = cls._wrap_env(env, verbose if isinstance(verbose, int) else 0)  # type: ignore[attr-defined]  # not the file's errors
+        # Here, because what the environment raises is no error of the file, which may hold anything for `verbose`
+        verbose = saved["verbose"] if isinstance(saved.get("verbose"), int) else 0
+        env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
             io.BytesIO(_zip_of_names(file, saved, trust)),

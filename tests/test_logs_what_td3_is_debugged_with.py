@@ -119,6 +119,12 @@ class TestNumbers:
         assert [bool(row["train/q_mean"]) for row in kept] == [False, True, True]
         assert [float(row["time/updates_per_second"]) > 0 for row in kept] == [False, True, True]
 
+    def test_are_measured_once_where_several_lines_are_written_in_one_step(self, tmp_path):
+        logged(tmp_path, env=DummyVecEnv([LineEnv] * 4))  # whose episodes end together
+        kept = rows(tmp_path)
+        assert [int(row["train/replay_size"]) for row in kept] == [80, 80]
+        assert [bool(row["train/q_mean"]) for row in kept] == [True, False]
+
 
 class TestKeys:
     def test_are_in_csv_and_tensorboard(self, tmp_path):

@@ -71,8 +71,9 @@ class TestTheReplayBuffer:
         learner = model(seeded()).learn(100)
         before = save_run(learner, tmp_path).manifest["replay"]["chunks"]
         after = save_run(learner.learn(60, reset_num_timesteps=False), tmp_path).manifest["replay"]["chunks"]
-        assert [(chunk["first"], chunk["last"]) for chunk in after] == [(first, first + 20) for first in range(0, 160, 20)]
-        assert after[:4] == before[:4]
+        spans = [(0, 19), *[(first, first + 20) for first in range(19, 159, 20)], (159, 160)]
+        assert [(chunk["first"], chunk["last"]) for chunk in after] == spans
+        assert after[:5] == before[:5]
 
     @pytest.mark.parametrize(
         "other", [{"buffer_size": 50}, {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 1}}]

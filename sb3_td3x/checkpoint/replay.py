@@ -43,7 +43,8 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
             chunks = []  # a file is gone or cut off
     first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_ROWS // buffer.n_envs, 1)
     while first < added:
-        last = min((first // rows + 1) * rows, added)
+        # Not at round numbers, where saves often are: the last file is written again, here one step in place of a full one
+        last = min(((first + 1) // rows + 1) * rows - 1, added)
         chunks.append(_write(buffer, folder, first, last))
         first = last
     return {**_layout(buffer), "added": added, "chunks": chunks}
@@ -105,7 +106,9 @@ def _memory(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
 
 def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[str, Any]:
     path = folder / f"{CHUNK}{first}_{last}_{uuid.uuid4().hex[:8]}.npz"
-    rows = np.arange(first, last) % buffer.buffer_size
+    start, end = first % buffer.buffer_size, (last - 1) % buffer.buffer_size + 1
+    # A slice is no copy: one of images takes as much memory as the file
+    rows: Any = slice(start, end) if start < end else np.arange(first, last) % buffer.buffer_size
     arrays: dict[str, Any] = {name: array[rows] for name, array in _memory(buffer).items()}
     files.write(path, lambda partial: np.savez(partial, **arrays))
     return {"file": path.name, "first": first, "last": last, **files.describe(path)}

@@ -81,13 +81,13 @@ class ShowProgress(BaseCallback):
             TextColumn("{task.fields[scores]}", table_column=Column()),
             console=console,
             disable=not has_bar,
-            speed_estimate_period=120,
+            refresh_per_second=2,
         )
         self.task = self.bar.add_task("train", total=run.total, rate=0.0, scores=scores_text(run.folder))
         self.shown_at = time.monotonic()
 
     def _on_step(self) -> bool:
-        if self.has_bar:  # rich draws ten times a second, however often it is updated
+        if self.has_bar:  # rich draws twice a second, however often it is updated
             self.bar.update(self.task, completed=self.num_timesteps, rate=self._rate())
         elif time.monotonic() - self.shown_at > LIFE_SECONDS:
             self.shown_at = time.monotonic()

@@ -1,5 +1,6 @@
 """Studies: the runs that a file stands for, the folder that they share, and one attempt at a run, on whichever machine."""
 
+import csv
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
 from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.validation import check_choice, check_int, did_you_mean, parse_yaml_scalar
 from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir, file_name
-from sb3_td3x.results.scores import TABLE_COLUMNS, csv_lines
+from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment
 from sb3_td3x.runs.experiment import Experiment
 
@@ -156,7 +157,8 @@ class StudyFolder:
             state = "done"
         elif is_touched(place.path):
             state = "running"
-            for row in csv_lines(place.log) if place.log.is_file() else ():
+            log = place.log.read_text(errors="replace").splitlines() if place.log.is_file() else []
+            for row in csv.DictReader(log[:1] + log[1:][-20:]):  # lines of evaluations have no rate
                 if row.get("time/fps") and row.get("time/total_timesteps"):  # the last line may be cut off
                     steps, rate = max(steps, int(float(row["time/total_timesteps"]))), float(row["time/fps"])
         elif saved := Store(place.checkpoints).checkpoints():

@@ -21,9 +21,10 @@ def record(model: Any) -> None:
     if model._n_updates > updates and model._last_batch is None and model.n_quantiles > 1:
         problem = f"{type(model).__name__}.train replaces TD3X's, and TD3's losses are wrong for {model.n_quantiles} quantiles"
         warnings.warn(f"{problem}: if it has them, set n_quantiles=1", stacklevel=2)
-    if steps != model.num_timesteps:  # of several lines in one step the first
-        model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
-        model._pace = now, model.num_timesteps, model._n_updates
+    if steps == model.num_timesteps:
+        return  # of several lines in one step the first has the rest, as it has SB3's losses
+    model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
+    model._pace = now, model.num_timesteps, model._n_updates
     if (batch := model._last_batch) is not None:  # nothing is drawn from the buffer, whose sampling may have a state
         model.policy.set_training_mode(False)
         noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps), device="cpu")

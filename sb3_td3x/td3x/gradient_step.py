@@ -106,6 +106,7 @@ class PolicyTensors:
         self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
+        self.hidden_layers = precision.hidden_layers(policy)
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         self.with_buffers = [pair for pair in pairs if [*pair[0].buffers()]]
@@ -140,7 +141,7 @@ class GradientStep:
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
         precision.require_supported(self.products, self.policy.device)
-        self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
+        self._rounded = self.tensors.hidden_layers if self.products == "bf16" else []
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 EPSILON, CLIP = 1e-8, 10.0  # the defaults of SB3's VecNormalize
-CHUNK = 10_000  # steps of a replay buffer that are counted at once
+CHUNK = 10_000  # transitions of a replay buffer that are counted at once
 
 
 class RunningMoments(nn.Module):
@@ -77,8 +77,9 @@ class ObservationNormalizer(nn.Module):
         for moments in self.moments:
             moments.load_state_dict(RunningMoments(moments.mean.shape).state_dict())  # forgets all, in place
         stored: np.ndarray | dict[str, np.ndarray] = buffer.observations
-        for start in range(0, buffer.size(), CHUNK):
-            steps = slice(start, min(start + CHUNK, buffer.size()))
+        rows = max(CHUNK // buffer.n_envs, 1)
+        for start in range(0, buffer.size(), rows):
+            steps = slice(start, min(start + rows, buffer.size()))
             chunk = {key: part[steps] for key, part in stored.items()} if isinstance(stored, dict) else stored[steps]
             self.update(chunk if normalization is None else normalization.normalize_obs(chunk))
 

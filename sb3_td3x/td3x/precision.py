@@ -34,19 +34,23 @@ def require_supported(products: str, device: th.device) -> None:
 
 
 def hidden_layers(network: nn.Module) -> list[nn.Linear]:
-    """Every large ``nn.Linear`` but the last one of an actor or critic, and but those with a ``forward`` of their own."""
+    """Every large ``nn.Linear`` but the last one of an actor or critic."""
     outputs: set[nn.Module] = set()
     for module in network.modules():
         for head in (*getattr(module, "q_networks", ()), getattr(module, "mu", None)):
             if type(head) is nn.Sequential:
                 outputs.update([layer for layer in head if type(layer) is nn.Linear][-1:])
-    layers = [layer for layer in network.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    layers = [layer for layer in network.modules() if type(layer) is nn.Linear]
     return [layer for layer in layers if layer not in outputs and min(layer.weight.shape) >= SHORTEST_HIDDEN_SIDE]
 
 
 @contextmanager
 def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """Inside, these layers round both factors of products to bfloat16, forward and backward; the results are float32."""
+    """
+    Inside, these layers round both factors of products to bfloat16, forward and backward; the results are float32. Layers with
+    a ``forward`` of their own keep it.
+    """
+    layers = [layer for layer in layers if "forward" not in vars(layer)]
     for layer in layers:
         layer.forward = partial(_bf16_linear, layer)  # type: ignore[method-assign]
     try:

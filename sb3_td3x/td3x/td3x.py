@@ -465,8 +465,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             buffer = self.replay_buffer
             stored = buffer.size() * buffer.n_envs
             needed = min(self.learning_starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
-            has_no_goals = isinstance(buffer, HerReplayBuffer) and not (buffer.ep_length > 0).any()  # of finished episodes
-            self._is_refilling = stored < max(needed, 1) or has_no_goals
+            self._is_refilling = stored < max(needed, 1) or (  # or no episode has ended
+                isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
+            )
             if self._is_refilling and stored >= 10 * max(needed, 100):
                 problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
                 warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)

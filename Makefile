@@ -83,7 +83,7 @@ bench: speed $(ALL)
 soak: $(ALL)
 	TD3X_SOAK=1 $(BIN)/python -m pytest -n 2 -rP tests/test_survives_faults.py tests/test_damaged_checkpoints.py tests/test_damaged_files.py \
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \
-		tests/test_passes_sb3s_own_tests.py
+		tests/test_passes_sb3s_own_tests.py tests/test_logs_what_td3_is_debugged_with.py
 
 # What benchmarks/results/speed/ lacks (without its files half an hour on a quiet machine); with SBX if it is installed (sbx-rl)
 speed: $(ALL)

@@ -16,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sb3_td3x import TD3X, CheckpointError
 from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
@@ -43,17 +44,18 @@ class TestExactly:
         model(seeded(), seed=1).learn(STEPS, whole)
         cut = self.callbacks(tmp_path / "cut")
         model(seeded(), seed=1).learn(STEPS, cut)
+        (best := tmp_path / "cut" / "best_model.zip").write_bytes(b"")
         resumed = self.callbacks(tmp_path / "cut")
         run = resume_run(tmp_path / "cut" / "checkpoint", seeded(), checkpoint=60)
         seen = []
 
         def look(local, _):
             with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
-                seen.append(archive["timesteps"].tolist())
+                seen.append((archive["timesteps"].tolist(), best.stat().st_size > 0))
             return True
 
         run.learn(STEPS, [*resumed, ConvertCallback(look)], resume=True)
-        assert seen[0] == [25, 50]  # not what came after the checkpoint
+        assert seen[0] == ([25, 50], True)  # not what came after the checkpoint, and the best model again
         assert [callback.n_calls for callback in whole] == [callback.n_calls for callback in resumed]
         assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
         assert resumed[0].evaluations_results == whole[0].evaluations_results
@@ -61,6 +63,25 @@ class TestExactly:
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
         assert resumed[3].last_time_trigger == whole[3].last_time_trigger == STEPS
+
+    def test_the_best_model_comes_back_where_the_scores_are_no_longer_written(self, tmp_path):
+        def evaluation(**paths):
+            return EvalCallback(seeded(), n_eval_episodes=1, eval_freq=20, verbose=0, warn=False, **paths)
+
+        checkpoint, best = TD3XCheckpointCallback(40, tmp_path / "checkpoint"), {"best_model_save_path": tmp_path}
+        model(seeded()).learn(40, [evaluation(log_path=tmp_path, **best), checkpoint])
+        resume_run(tmp_path / "checkpoint", seeded()).learn(41, evaluation(**best), resume=True)
+        assert TD3X.load(tmp_path / "best_model").num_timesteps in (20, 40)
+
+    def test_what_it_has_written_stays_where_resuming_is_refused(self, tmp_path):
+        def evaluation(episodes):
+            return EvalCallback(seeded(), n_eval_episodes=episodes, eval_freq=20, log_path=tmp_path, verbose=0, warn=False)
+
+        model(seeded()).learn(40, [evaluation(1), TD3XCheckpointCallback(40, tmp_path / "checkpoint")])
+        (scores := tmp_path / "evaluations.npz").write_bytes(b"newer")
+        with pytest.raises(CheckpointError, match="give it n_eval_episodes=1"):
+            resume_run(tmp_path / "checkpoint", seeded()).learn(60, evaluation(2), resume=True)
+        assert scores.read_bytes() == b"newer"
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     def test_an_evaluation_does_not_begin_its_seeded_episodes_again(self, tmp_path):

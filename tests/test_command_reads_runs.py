@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
+import pybullet_envs_gymnasium  # noqa: F401  # registers the walker
 import pytest
 import yaml
 from gymnasium import spaces
@@ -231,6 +232,16 @@ class TestUntrustedRuns:
         assert "learning_rate holds " in printed
         assert "--trust" in printed
         assert set(run.path.rglob("*")) == before
+
+    @pytest.mark.parametrize("name", ["args.yml", "config.yml", "vecnormalize.pkl"])
+    def test_their_settings_and_statistics_run_no_code(self, name, tmp_path, called):
+        run, canary = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"))), tmp_path / "canary"
+        in_yaml = f"env: Pendulum-v1\nmore: !!python/object/apply:os.system ['touch {canary}']\n".encode()
+        in_pickle = b"\x80\x02cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+        (run.settings / name).write_bytes(in_pickle if name.endswith(".pkl") else in_yaml)
+        code, printed = called("eval", run.path)
+        assert (code, str(run.settings / name) in printed) == (2, True)
+        assert not canary.exists()
 
     def test_eval_trusts_when_told(self, tmp_path):
         run = self.scheduled(tmp_path)

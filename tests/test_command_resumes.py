@@ -161,14 +161,14 @@ class TestFinished:
         short_run(tmp_path)
         assert [steps for steps, is_there in there if is_there] == [300]
 
-    def test_a_checkpoint_can_be_chosen(self, finished):
+    def test_a_checkpoint_can_be_chosen(self, finished, called_and_heard):
         assert saved_steps(finished.checkpoints) == [200, 300]
-        run = experiment.resume(finished, checkpoint=200)
-        assert run.model.num_timesteps == 200
         lines = len(finished.path.joinpath("0.monitor.csv").read_text().splitlines())
-        assert experiment.train(run)
-        assert run.folder.scores()[0].tolist() == [200, 300]
+        code, printed = called_and_heard("train", "--resume", finished.path, "--checkpoint", 200, "--no-video")
+        assert (code, "steps 200 to 300" in printed.out) == (0, True)
+        assert finished.scores()[0].tolist() == [200, 300]
         assert len(finished.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
+        assert saved_steps(finished.checkpoints) == [200, 300]
 
     def test_the_checkpoint_that_was_chosen_stays_so_after_a_kill(self, finished, monkeypatch):
         monkeypatch.setattr(TD3X, "train", Mock(side_effect=OSError("killed")))
@@ -179,12 +179,16 @@ class TestFinished:
                 experiment.train(run)
         assert saved_steps(finished.checkpoints) == [300, 200]  # the newer one goes with the next save
 
-    def test_the_device_may_be_another(self, finished, called):
-        finished.write_settings(finished.config(), {**finished.arguments(), "device": "cuda:7"})
+    def test_the_device_and_the_number_of_threads_may_be_others(self, finished, called, called_and_heard, monkeypatch):
+        finished.write_settings(finished.config(), {**finished.arguments(), "device": "cuda:7", "num_threads": 64})
         arguments = ("train", "--resume", finished.path, "--steps", 350)
         code, printed = called(*arguments)
         assert (code, "not 'cuda:7'" in printed) == (2, True)
-        assert called(*arguments, "--device", "cpu")[0] == 0
+        with monkeypatch.context() as patch:
+            stop_after(patch, 320)
+            code, printed = called_and_heard(*arguments, "--device", "cpu", "--threads", 1)
+        assert (code, f"--resume {finished.path} --device cpu --threads 1\n" in printed.out) == (1, True)
+        assert called("train", "--resume", finished.path, "--device", "cpu", "--threads", 1)[0] == 0
         assert TD3X.load(finished.last_model).num_timesteps == 350
 
 
@@ -221,6 +225,7 @@ def test_a_full_disk_is_reported_with_the_run_and_an_environments_own_missing_fi
         raise error
 
     monkeypatch.setattr(run.model, "learn", fail)
+    monkeypatch.setattr(run.model.logger.output_formats[0], "close", fail)  # writes what was not flushed
     about_the_run = f"{re.escape(str(run.folder.path))} cannot be read or written: No space left"
     with pytest.raises(reported, match=about_the_run if reported is CheckpointError else r"terrain\.png"):
         experiment.train(run)
@@ -287,9 +292,11 @@ class TestRefused:
 
     def test_but_another_number_of_threads_is_a_warning(self, finished):
         finished.write_settings(finished.config(), {**finished.arguments(), "num_threads": 2})
-        with pytest.warns(UserWarning, match="not restored exactly: rounding or random numbers .torch threads was 1, is 2"):
-            experiment.train(experiment.resume(finished, 400))
-        th.set_num_threads(1)
+        try:
+            with pytest.warns(UserWarning, match="rounding or random numbers .torch threads was 1, is 2"):
+                experiment.train(experiment.resume(finished, 400))
+        finally:
+            th.set_num_threads(1)
 
     def test_a_folder_beside_the_right_one_is_told_which_that_is(self, tmp_path, refusal):
         folder = RunDir.create(tmp_path, "Pendulum-v1")

@@ -31,8 +31,8 @@ AGENTS = sorted(path for path in (ROOT / "agents").iterdir() if path.is_dir())
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 200  # blocks and examples are run with this many steps instead of those they show
-ELSEWHERE = {"walk_without_torch.py", "demo.py"}  # one needs an exported model: test_exports_to_onnx runs it
-FEWER = {"search.py": ["--trials", "2"], "reach.py": ["--episodes", "2"]}
+ELSEWHERE = {"walk_without_torch.py", "demo.py", "search.py", "resume.py"}  # tests of their own run them
+FEWER = {"reach.py": ["--episodes", "2"]}
 
 
 def blocks(language):
@@ -98,6 +98,7 @@ def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
         end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
     assert "resumed after 200 steps" in capsys.readouterr().out
     assert end["model"].num_timesteps == 400
+    assert (tmp_path / "pendulum_resumable.zip").exists()
 
 
 def test_ctrl_c_ends_the_search(tmp_path, monkeypatch):
@@ -120,9 +121,10 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, monkeypatch):
     trials, train = [], experiment.train
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "train", train_second)
-    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", "20", "--trials", "2"])
+    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", str(STEPS), "--trials", "2"])
     end = runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
     assert [trial.state.name for trial in end["search"].trials] == ["FAIL", "COMPLETE"]
+    assert (tmp_path / "best_of_search.zip").exists()
 
 
 def test_the_demo_shows_the_walker_and_ends_with_a_report(tmp_path, monkeypatch, capsys):

@@ -236,6 +236,7 @@ run.finish()
 """
 
 
+@pytest.mark.soak  # wandb takes ten seconds to read TensorBoard's files
 def test_weights_and_biases_callback_gets_the_log_without_a_network(tmp_path):
     pytest.importorskip("wandb", reason="wandb is not installed")
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")

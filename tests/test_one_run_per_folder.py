@@ -5,8 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,16 +85,21 @@ class TestOneWriter:
             ours.require_ours()
         assert caplog.text == ""
 
-    @pytest.mark.parametrize("differing", [{}, {"host": "elsewhere"}, {"pid": os.getpid(), "start": 1}])
-    def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, differing, tmp_path, monkeypatch):
+    def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, tmp_path, monkeypatch):
         """filelock exchanges the names of two files, which NFS refuses."""
         monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
-        leave_lock(tmp_path, **{"pid": process.pid, **differing})
-        with RunLock(tmp_path) as ours:
-            ours.require_ours()
-        assert list(tmp_path.iterdir()) == []
+
+        def take_over(differing):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            leave_lock(folder, **{"pid": process.pid, **differing})
+            with RunLock(folder) as ours:
+                ours.require_ours()
+            return list(folder.iterdir())
+
+        with ThreadPoolExecutor() as pool:  # each waits for a lease
+            assert list(pool.map(take_over, [{}, {"host": "elsewhere"}, {"pid": os.getpid(), "start": 1}])) == [[]] * 3
 
     def test_on_nfs_a_living_one_is_not(self, tmp_path, monkeypatch):
         monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)

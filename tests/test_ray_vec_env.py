@@ -46,8 +46,16 @@ def actors():
         env.close()
 
 
+@pytest.fixture(scope="module")
+def one():
+    """An actor whose environment its tests leave alive."""
+    env = RayVecEnv([partial(Mortal, 10**9)])
+    yield env
+    env.close()
+
+
 class Mortal(LineEnv):
-    """Its process ends at step ``last``."""
+    """Its process ends at step ``last``; it writes into the arrays that it is given."""
 
     def __init__(self, last):
         super().__init__()
@@ -56,13 +64,24 @@ class Mortal(LineEnv):
     def pid(self):
         return os.getpid()
 
+    def add(self, array):
+        array += 1
+        return array
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            options["start"] += 1
+        return super().reset(seed=seed)
+
     def step(self, action):
         self.steps += 1
         if self.steps == self.last:
             os._exit(3)
         if action[0] == 1:
             raise RuntimeError("a full push")
-        return super().step(action)
+        result = super().step(action)
+        action *= 0
+        return result
 
 
 def test_three_environments_in_two_actors_step_as_in_dummy_vec_env_number_for_number(actors):
@@ -94,14 +113,11 @@ def test_an_environment_that_dies_is_named_and_leaves_a_run_to_resume(actors, tm
         assert resume_run(tmp_path, DummyVecEnv([LineEnv, LineEnv])).learn(200, resume=True).num_timesteps == 200
 
 
-def test_an_environment_that_ray_ends_for_its_memory_is_named(actors, monkeypatch):
-    env = actors([LineEnv])
-    env.reset()
+def test_an_environment_that_ray_ends_for_its_memory_is_named(one, monkeypatch):
+    one.reset()
     monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.OutOfMemoryError("the node was low on memory")))
     with pytest.raises(EnvironmentDiedError, match=r"environment 0 ended: .*low on memory"):
-        env.step(np.zeros((1, 1), np.float32))
-    monkeypatch.undo()
-    env.close()
+        one.step(np.zeros((1, 1), np.float32))
 
 
 def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_continues(actors):
@@ -135,41 +151,24 @@ def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_l
     np.testing.assert_array_equal(buffer.next_observations[30], buffer.observations[30])
 
 
-class Writing(LineEnv):
-    """Writes into the arrays that it is given."""
-
-    def reset(self, *, seed=None, options=None):
-        options["start"] += 1
-        return super().reset(seed=seed)
-
-    def step(self, action):
-        action *= 0
-        return super().step(action)
-
-    def add(self, array):
-        array += 1
-        return array
+def test_environments_may_write_into_what_they_are_given(one):
+    one.set_options({"start": np.zeros(1)})
+    one.reset()
+    one.step(np.zeros((1, 1)))
+    assert one.env_method("add", np.zeros(1)) == [1]
+    assert one.env_method("add", array=np.zeros(1)) == [1]
 
 
-def test_environments_may_write_into_what_they_are_given(actors):
-    env = actors([Writing])
-    env.set_options({"start": np.zeros(1)})
-    env.reset()
-    env.step(np.ones((1, 1)))
-    assert env.env_method("add", np.zeros(1)) == [1]
-    assert env.env_method("add", array=np.zeros(1)) == [1]
-
-
-def test_an_error_of_the_environment_keeps_its_type_and_ends_nobody(actors):
-    env = actors([partial(Mortal, 1000)])
-    env.reset()
+def test_an_error_of_the_environment_keeps_its_type_and_ends_nobody(one):
+    one.reset()
+    (steps,) = one.get_attr("steps")
     with pytest.raises(RuntimeError, match="a full push"):
-        env.step(np.ones((1, 1)))
+        one.step(np.ones((1, 1)))
     with pytest.raises(AttributeError, match="nothing"):
-        env.get_attr("nothing")
+        one.get_attr("nothing")
     with pytest.raises(IndexError):
-        env.get_attr("steps", indices=1)
-    assert env.get_attr("steps") == [1]
+        one.get_attr("steps", indices=1)
+    assert one.get_attr("steps") == [steps + 1]
 
 
 def test_processes_inside_an_actor_step_side_by_side_and_die_together(actors):
@@ -235,10 +234,8 @@ def test_what_cannot_start_says_why(actors, monkeypatch):
         RayVecEnv([LineEnv])
 
 
-def test_ray_is_started_if_it_is_not_running(actors, monkeypatch):
-    env = actors([LineEnv])
+def test_ray_is_started_if_it_is_not_running(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    env.close()  # there is nobody to tell
     monkeypatch.setattr(ray, "init", lambda: pytest.fail("started"))
     with pytest.raises(pytest.fail.Exception, match="started"):
         RayVecEnv([LineEnv])

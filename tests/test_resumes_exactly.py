@@ -345,6 +345,20 @@ class TestSaysWhatIsNotExact:
             assert resumed.resumptions == [{"steps": 40, "not_restored": problems}]
             assert [str(warning.message) for warning in warned] == [f"not restored exactly: {problem}" for problem in problems]
 
+    @pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
+    def test_without_its_buffer_a_run_may_have_another_number_of_environments(self, tmp_path, before, now):
+        save_run(model(seeded(count=before)).learn(60), tmp_path, with_replay_buffer=False)
+        with pytest.warns(UserWarning, match="not restored exactly"):
+            assert resume_run(tmp_path, seeded(count=now)).learn(90, resume=True).num_timesteps == 90
+
+    def test_a_machine_without_what_the_run_asks_for_is_no_damage(self, tmp_path, monkeypatch):
+        algorithm = model(seeded(), accelerate="plain").learn(40)
+        algorithm.accelerate = "compiled"
+        save_run(algorithm, tmp_path)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: False)
+        with pytest.raises(compiled.CannotAccelerate, match="there is no C"):
+            resume_run(tmp_path, seeded())
+
     def test_an_environment_whose_reset_differs_is_found_out(self, tmp_path):
         model(DummyVecEnv([lambda: Monitor(LineEnv())])).learn(40, TD3XCheckpointCallback(20, tmp_path))
         resumed = resume_run(tmp_path, DummyVecEnv([lambda: Monitor(LineEnv())]))

@@ -163,9 +163,8 @@ class TestRandomGeneratorsAtLoad:
 
 
 class TestResumingWithoutTheReplayBuffer:
-    @pytest.mark.parametrize("saved_at", [25, 60])
-    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path, saved_at):
-        model(learning_starts=30).learn(saved_at).save(tmp_path / "model")
+    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path):
+        model(learning_starts=30).learn(60).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
         updates, before = loaded._n_updates, weights(loaded)
         loaded.learn(29, reset_num_timesteps=False)
@@ -173,6 +172,13 @@ class TestResumingWithoutTheReplayBuffer:
         assert largest_difference(weights(loaded), before) == 0
         loaded.learn(20, reset_num_timesteps=False)
         assert loaded._n_updates == updates + 20
+
+    def test_learning_starts_that_is_set_to_later_steps_asks_for_no_more_than_those(self, tmp_path):
+        """``model.learning_starts = model.num_timesteps + 5_000`` is what SB3's users write for this."""
+        model(learning_starts=30).learn(60).save(tmp_path / "model")
+        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded.learning_starts, updates = loaded.num_timesteps + 15, loaded._n_updates
+        assert loaded.learn(30, reset_num_timesteps=False)._n_updates == updates + 15
 
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")

@@ -312,6 +312,15 @@ class TestResuming:
         made(longer, tmp_path)
         assert folder.progress(run).steps == 900
 
+    def test_a_run_that_was_extended_and_killed_before_it_saved_is_not_taken_for_finished(self, tmp_path, monkeypatch):
+        (run,) = made_once = study(tmp_path / "s.yml", seeds=[0])
+        made(made_once, tmp_path)
+        folder = StudyFolder.at(tmp_path)
+        experiment.resume(RunDir.open(folder.run(run)), 900).resources.close()
+        folder.table(run).unlink()
+        made(study(tmp_path / "s.yml", seeds=[0], steps=900), tmp_path)
+        assert folder.progress(run).steps == 900
+
     def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         stop_after(monkeypatch, 120)

@@ -53,20 +53,14 @@ class TestWorkers:
     def test_a_process_that_is_killed_again_and_again_is_given_up(self, tmp_path, monkeypatch):
         monkeypatch.setattr(runners, "RETRIES", 1)
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        outcome = made(runs, tmp_path, runners.local(1), killed)[run.name]
-        assert outcome.error == "it was lost 2 times; at last its process ended with -9"
+        error = made(runs, tmp_path, runners.local(1), killed)[run.name].error
+        assert error == "it was lost 2 times; at last its process ended with -9 (memory may have run out: fewer --jobs)"
 
-    def test_a_process_that_threads_keep_alive_after_its_run_is_not_waited_for(self, tmp_path):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        assert made(runs, tmp_path, runners.local(1), leaving_a_thread)[run.name].is_finished
-
-    def test_a_run_that_fails_says_why_in_its_outcome(self, tmp_path):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        assert made(runs, tmp_path, runners.local(1), failing)[run.name] == Outcome(run, False, "ValueError: no luck")
-
-
-def failing(run, path):
-    raise ValueError("no luck")
+    def test_a_run_that_fails_says_why_and_threads_that_one_leaves_are_not_waited_for(self, tmp_path):
+        leaves, fails = runs = study(tmp_path / "s.yml", seeds=[0, 1])
+        outcomes = made(runs, tmp_path, runners.local(2), leaving_a_thread_or_failing)
+        assert outcomes[leaves.name].is_finished
+        assert outcomes[fails.name] == Outcome(fails, False, "ValueError: no luck")
 
 
 def finished(run, path):
@@ -74,7 +68,9 @@ def finished(run, path):
     return True
 
 
-def leaving_a_thread(run, path):
+def leaving_a_thread_or_failing(run, path):
+    if run.seed == 1:
+        raise ValueError("no luck")
     threading.Thread(target=time.sleep, args=(1e6,)).start()
     return finished(run, path)
 
@@ -109,9 +105,10 @@ class TestLocks:
 def told(connection):
     """In a process that ignores Ctrl-C, as a study's do: how often signals said to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup began the tests
     stops = []
     with stopping_on_signal(lambda: stops.append(1)):
-        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
             connection.send(len(stops))
 
@@ -122,7 +119,7 @@ def test_a_terminals_ctrl_c_is_for_the_study_which_tells_its_runs():
     process.start()
     sender.close()  # an end of the process is an end of the pipe
     process.join()
-    assert [receiver.recv() for _ in range(4)] == [0, 0, 1, 1]
+    assert [receiver.recv() for _ in range(5)] == [0, 0, 1, 2, 2]
 
 
 # The command, whose runs wait after each 200 steps until they are asked to stop

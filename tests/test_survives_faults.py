@@ -192,9 +192,10 @@ class TestTheEnvironment:
         code = """
 import os, signal
 from sb3_td3x.runs import environments
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 env = environments.open_env("Pendulum-v1", 0, environments.TRAINING, {"n_envs": 2})
 for process in env.processes:
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM), os.kill(process.pid, signal.SIGHUP)
 print(env.reset().shape, [process.is_alive() for process in env.processes])
 """
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

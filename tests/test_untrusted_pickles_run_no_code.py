@@ -149,12 +149,14 @@ def test_an_attribute_that_load_is_told_to_replace_runs_no_code(zipped, canary):
         TD3X.load(io.BytesIO(content), action_noise=0.1)
 
 
-def test_the_module_that_an_environments_name_asks_for_is_not_imported(zipped, tmp_path, monkeypatch):
+def test_the_module_that_a_file_asks_for_is_not_imported(zipped, tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     for content in (zipped, SB3S):
         with pytest.raises(ModelFileError, match="sets env"):
             TD3X.load(io.BytesIO(with_attributes(content, env="evil_module:Env-v0")))
+        with pytest.raises(ModelFileError, match="evil_module"):  # and that a pickle names
+            TD3X.load(io.BytesIO(with_attributes(content, action_noise=b"\x80\x02cevil_module\nAttack\n.")))
     assert "evil_module" not in sys.modules
 
 

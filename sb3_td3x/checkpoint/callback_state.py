@@ -70,11 +70,12 @@ def files(callbacks: Callbacks) -> dict[str, Path]:
     """The files that callbacks write and that belong to their state, by name in a checkpoint; they need not exist yet."""
     paths: dict[str, Path] = {}
     for name, callback in named(callbacks):
-        written = [Path(path) for path in getattr(callback, "resumable_files", list)()]
-        if isinstance(callback, sb3.EvalCallback):
-            written += [Path(f"{callback.log_path}.npz")] if callback.log_path else []
-            written += [Path(callback.best_model_save_path) / "best_model.zip"] if callback.best_model_save_path else []
-        paths |= {f"{name}.{number}": path for number, path in enumerate(written)}
+        written = {str(number): Path(path) for number, path in enumerate(getattr(callback, "resumable_files", list)())}
+        if isinstance(callback, sb3.EvalCallback):  # by kind: each of the two may be given or not when the run is resumed
+            written |= {"scores": Path(f"{callback.log_path}.npz")} if callback.log_path else {}
+            best = callback.best_model_save_path
+            written |= {"best_model": Path(best) / "best_model.zip"} if best else {}
+        paths |= {f"{name}.{kind}": path for kind, path in written.items()}
     return paths
 
 

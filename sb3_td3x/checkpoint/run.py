@@ -164,13 +164,13 @@ def resume_run(
         env_state.set_vec(model.env, state["env"], of_episodes=False)  # type: ignore[arg-type]
     with as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)
-        for name, value in _machine(model).items():
-            if (before := machine.get(name, value)) != value:
-                problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
-        if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
-            problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
         if saved.manifest["inside rollout"]:
             problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
+    for name, value in _machine(model).items():
+        if (before := machine.get(name, value)) != value:
+            problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
+    if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
+        problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
     newest = store.checkpoints()[-1].manifest["number"]
     last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)
     _last_saves[model] = {store.folder: last}
@@ -245,10 +245,10 @@ class _Restoration:
         model, state, folder = self.model, self.state, self.checkpoint.path
         env: Any = model.env
         with as_checkpoint_error(folder / STATE):
+            problems = self.problems + callback_state.restore(callback, state["callbacks"])
             for name, path in callback_state.files(callback).items():  # a checkpoint does not say where to write
                 if name in self.checkpoint.manifest["files"]:
                     files.write(path, (folder / name).read_bytes())
-            problems = self.problems + callback_state.restore(callback, state["callbacks"])
         problems += self._restore_envs(env, state["env"])
         with as_checkpoint_error(folder / STATE):
             log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
@@ -260,7 +260,7 @@ class _Restoration:
 
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()
-        at_start = np.broadcast_to(self.at_start, env.num_envs)
+        at_start = np.resize(self.at_start, env.num_envs)  # without a saved buffer there may be more or fewer of them now
         with as_checkpoint_error(self.checkpoint.path / STATE):
             restored = env_state.set_envs(env, saved, at_start)
         if saved["complete"] and restored:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sb3_td3x.runs.experiment import Run
 
 OPTIONAL = {"matplotlib": "plot of the scores", "tensorboard": "TensorBoard events"}  # what a run lacks without them
-WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "device", "video", "track"}  # the run's folder holds the others
+# The run's folder holds the others
+WITH_RESUME = {"resume", "steps", "checkpoint", "trust", "device", "threads", "video", "track"}
 
 
 def command(
@@ -57,7 +58,8 @@ def command(
         folder = RunDir.open(resume)  # before torch is imported, so that an error appears at once
         from sb3_td3x.runs import experiment
 
-        run = experiment.resume(folder, steps, checkpoint, trust, device=device if "device" in chosen else None)
+        own: dict[str, Any] = {name: context.params[name] for name in ("device", "threads") if name in chosen}
+        run = experiment.resume(folder, steps, checkpoint, trust, **own)
     elif env is None:
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:
@@ -72,7 +74,8 @@ def command(
         if find_spec(package) is None:
             console.print(f"no {result}: pip install {package}")
     trusts = trust or resume is None  # settings that this command was given need no trust
-    if not _train(console, run, track, trusts):
+    again = "".join(f" --{name} {context.params[name]}" for name in ("device", "threads", "track") if name in chosen)
+    if not _train(console, run, track, trusts, again):
         raise typer.Exit(1)
     if video if "video" in chosen else run.experiment.video:
         from sb3_td3x.runs import play
@@ -111,8 +114,8 @@ def _command_line() -> str:
     return shlex.join(word for before, word in pairs if before != "--out" and not word.startswith("--out"))
 
 
-def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool) -> bool:
-    """Whether the run reached its last step."""
+def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, again: str) -> bool:
+    """Whether the run reached its last step; ``again``: options that resuming takes too."""
     from sb3_td3x.cli.progress import Messages, ShowProgress, Wandb, scores_text
     from sb3_td3x.runs import experiment
 
@@ -133,7 +136,7 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool) -
     if not finished:
         done = f"{run.model.num_timesteps:,} of {run.total:,} steps"
         console.print(f"stopped at {done}; what was learned is saved. Resume with:")
-        console.print(f"  td3x train --resume {_words(run.folder, trusts)}")
+        console.print(f"  td3x train --resume {_words(run.folder, trusts)}{again}")
     console.print(scores_text(run.folder))
     for path in (run.folder.best_model, run.folder.last_model, run.folder.curve, run.folder.evaluations):
         if path.exists():

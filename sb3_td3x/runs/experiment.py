@@ -158,6 +158,7 @@ def resume(
     trust: bool = False,
     env_kwargs: dict[str, Any] | None = None,
     device: str | None = None,
+    threads: int | None = None,
 ) -> Run:
     """
     A run that resumes from its newest checkpoint, or that of ``checkpoint`` steps, with the settings in its folder.
@@ -166,6 +167,7 @@ def resume(
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
         the environment the keyword arguments that the folder names, and follow links out of the folder
     :param env_kwargs: keyword arguments of the environment that need no trust, because the caller names them too
+    :param device: like ``threads``, ``None`` is what the run began with
     :raises CheckpointError: if there is no checkpoint, or it is damaged; a ``RunLockedError`` if another process writes there
     :raises ValueError: if nothing is left to do
     """
@@ -186,7 +188,7 @@ def resume(
         if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
-        th.set_num_threads(experiment.threads)
+        th.set_num_threads(check_int("threads", threads or experiment.threads, minimum=1))
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
@@ -246,9 +248,9 @@ def train(
     if run.model.learning_starts >= run.total:
         begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
-    with run.resources:
+    with files.explained(run.folder.path, only_full=True), run.resources:  # closing a log writes what is left of it
         try:
-            with files.explained(run.folder.path, only_full=True), stopping_on_signal(checkpoint.save_and_stop):
+            with stopping_on_signal(checkpoint.save_and_stop):
                 run.model.learn(run.total, [evaluation, *callbacks, checkpoint], resume=run.is_resumed)
         except BaseException:
             with suppress(Exception):  # what ended the run is what its owner needs to know

@@ -66,7 +66,8 @@ def local(jobs: int) -> Runner:
                         lost[run] += 1
                         waiting.insert(0, run)
                     else:
-                        yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}"
+                        hint = " (memory may have run out: fewer --jobs)" if code == -signal.SIGKILL else ""
+                        yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}{hint}"
         finally:
             for _, process in running.values():
                 process.terminate()

@@ -195,7 +195,8 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
     """The train function of ``td3x study``: what ``td3x train`` does, in a folder that is the same at every attempt."""
     place = RunDir(path, run.env)
     store = Store(place.checkpoints)
-    if any(saved.is_finished and experiment.is_evaluated(place, saved.steps) for saved in store.checkpoints()[-1:]):
+    total = run.experiment().hyperparameters()["n_timesteps"]  # not the checkpoint's: the run may have been extended since
+    if any(saved.steps >= total and experiment.is_evaluated(place, saved.steps) for saved in store.checkpoints()[-1:]):
         return True
     if store.paths():  # a damaged checkpoint is an error, not a reason to begin anew
         require_registered(run.env)  # the study's file names it, not the run's folder

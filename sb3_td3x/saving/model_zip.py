@@ -214,10 +214,12 @@ def explained_errors(path: Any, what: str = "the model") -> Iterator[str]:
     except ModelFileError as error:
         raise error if str(error).startswith(name) else ModelFileError(f"{name} cannot be loaded: {error}") from error
     except Exception as error:
+        if "spaces do not match" in str(error):  # SB3's, of the environment that the user gives
+            raise
         raise ModelFileError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _check_changes(cls: type, changes: dict[str, Any], saved: Iterable[str]) -> None:
+def _check_changes(cls: type, changes: dict[str, Any], saved: dict[str, Any]) -> None:
     """Check the keywords of ``load``: SB3 would set any attribute, and learning would ignore a misspelled one."""
     known = set(saved)
     for parent in cls.__mro__:  # with the arguments that a subclass passes on as ``**kwargs``
@@ -232,6 +234,11 @@ def _check_changes(cls: type, changes: dict[str, Any], saved: Iterable[str]) -> 
             raise TypeError(f"{cls.__name__} has no {name!r} to load with{validation.did_you_mean(name, known)}")
         if name in validation.CHECKS:
             validation.CHECKS[name](name, changes[name])
+    n_quantiles = saved.get("n_quantiles", SB3_VALUES["n_quantiles"])
+    if changes.get("n_quantiles", n_quantiles) not in (n_quantiles, validation.AUTO):
+        raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {n_quantiles}")
+    if changes.get("stats_window_size") is not None:
+        validation.check_int("stats_window_size", changes["stats_window_size"], minimum=1)
 
 
 def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -272,11 +279,8 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
     """The attributes to change, with those that follow from them and from what the file has or lacks."""
     changes = {name: value for name, value in changes.items() if name != "learning_starts"}
     n_quantiles = saved.get("n_quantiles", SB3_VALUES["n_quantiles"])
-    if changes.get("n_quantiles", n_quantiles) not in (n_quantiles, validation.AUTO):
-        raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {n_quantiles}")
     if (window := changes.pop("stats_window_size", None)) is not None:
-        window = validation.check_int("stats_window_size", window, minimum=1)
-        changes |= {"_stats_window_size": window, "ep_info_buffer": None}  # SB3 makes a new one
+        changes |= {"_stats_window_size": int(window), "ep_info_buffer": None}  # SB3 makes a new one
     buffer_class, buffer_kwargs = saved.get("replay_buffer_class"), saved.get("replay_buffer_kwargs") or {}
     has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1)
     if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and "replay_buffer_class" not in changes:

@@ -401,8 +401,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
-        # first episode, which hindsight replay needs, may not have ended
-        self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
+        # first episode, which hindsight replay needs, may not have ended. `learning_starts = model.num_timesteps + 5_000` is
+        # what users of SB3 set to collect 5,000 transitions first: then SB3 waits for them
+        self._is_refilling = 0 < self.num_timesteps >= self.learning_starts or self._learning_starts_request == AUTO
         if self._must_refill() and self.num_timesteps >= self.learning_starts:
             self.logger.log(f"Refilling the replay buffer: no updates before {self.learning_starts} transitions")
         if isinstance(self.policy, policies.TD3XPolicy):
@@ -559,7 +560,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         Load a model saved by TD3X or by SB3's ``TD3``. Parameters that are not listed are SB3's.
 
-        The random generators of Python, numpy and torch are left as they are, unless ``seed`` is given.
+        The random generators of Python, numpy, torch and the environment are left as they are, unless ``seed`` is given.
 
         :param path: the file
         :param env: the environment to continue with, of any number of environments, or its name
@@ -604,7 +605,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             that do not fit ``prioritization``. After any error the model keeps its buffer
         """
         loaded = read_buffer(path, trust)
-        transitions.check_fits(loaded, self if self.replay_buffer is None else self.replay_buffer)
+        transitions.check_fits(loaded, getattr(self, "replay_buffer", None) or self)  # it may be deleted to save memory
         buffers.check_prioritization(self.prioritization, type(loaded))
         if truncate_last_traj:
             transitions.truncate_episodes(loaded)
@@ -625,7 +626,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """
-        Export ``predict`` as one ONNX graph, from raw observations to actions of the environment.
+        Export ``policy.predict`` as one ONNX graph, from raw observations to actions of the environment. A subclass's own
+        ``TD3X.predict`` is not part of it.
 
         Inputs are named ``observation``, or as the keys of a Dict observation; the output is ``action`` (``chosen_action``
         if a key has that name). All have a batch axis of any size. The graph gives the actions of ``predict`` within 1e-5 of

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
-from speed_figures import BENCH, table
+from speed_figures import learn_rows, table, update_rows
 
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {
@@ -86,41 +86,35 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def iqm_table(found: Runs) -> str:
-    """Interquartile means over environments and seeds, as multiples of other scores."""
-    rows = [
-        _iqm_row(found, DEFAULT, f"{label}, published runs (1 seed)", ENVIRONMENTS, values)
+    """Interquartile means of TD3X over environments and seeds, as multiples of others' means."""
+    several = [env for env in ENVIRONMENTS if len(ends(found, SB3_TD3, env)) > 1]
+    here = f"SB3 TD3, run here ({', '.join(map(short, several))})", several, [ends(found, SB3_TD3, env) for env in several]
+    published = [
+        (f"{label}, published runs (1 seed)", ENVIRONMENTS, [[value] for value in values])
         for label, values in ZOO_AGENTS.items()
     ]
-    means = {env: float(np.mean(scores)) for env in ENVIRONMENTS if len(scores := ends(found, SB3_TD3, env)) > 1}
-    where = f"SB3 TD3, run here ({', '.join(map(short, means))})"
-    rows += [_iqm_row(found, method, where, tuple(means), tuple(means.values())) for method in (DEFAULT, SB3_TD3) if means]
-    return table(["as a multiple of", "method", "seeds", "interquartile mean", "95 % interval"], rows)
+    rows = []
+    for label, environments, others in (*published, here):
+        mean, low, high = interquartile_mean([ends(found, DEFAULT, env) for env in environments], others)
+        rows.append([label, f"{mean:.2f}", f"{low:.2f} to {high:.2f}"])
+    return table(["TD3X as a multiple of", "interquartile mean", "95 % interval"], rows)
 
 
-def _iqm_row(
-    found: Runs, method: tuple[str, str], label: str, environments: Sequence[str], units: Sequence[float]
-) -> list[str]:
-    members = [ends(found, method, env) for env in environments]
-    seeds = min(map(len, members))
-    scores = np.array([scores[:seeds] for scores in members]).T / units
-    mean, low, high = interquartile_mean(scores)
-    return [label, METHODS[method][0], f"{seeds}", f"{mean:.2f}", f"{low:.2f} to {high:.2f}"]
-
-
-def interquartile_mean(scores: np.ndarray) -> tuple[float, float, float]:
+def interquartile_mean(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """
-    The mean of the middle half of scores of ``(seeds, environments)`` (Agarwal et al. 2021,
-    https://arxiv.org/abs/2108.13264), and both ends of its 95 % interval, from a bootstrap over seeds in each environment.
+    The mean of the middle half of all seeds' scores, each as a multiple of the others' mean in its environment (Agarwal et al.
+    2021, https://arxiv.org/abs/2108.13264), and both ends of its 95 % interval, from a bootstrap over the seeds of both.
     """
-    seeds, environments = scores.shape
 
-    def middle(values: np.ndarray) -> np.ndarray:
-        ordered = np.sort(values.reshape(-1, scores.size), axis=1)
-        return ordered[:, scores.size // 4 : scores.size - scores.size // 4].mean(axis=1)
+    def middle(draw: Callable[[Sequence[float]], np.ndarray]) -> np.ndarray:
+        parts = [draw(ours) / draw(theirs).mean(axis=1, keepdims=True) for ours, theirs in zip(scores, others, strict=True)]
+        ratios = np.sort(np.concatenate(parts, axis=1), axis=1)
+        cut = ratios.shape[1] // 4
+        return ratios[:, cut : ratios.shape[1] - cut].mean(axis=1)
 
-    picks = np.random.default_rng(0).integers(seeds, size=(1000, seeds, environments))
-    low, high = np.percentile(middle(scores[picks, np.arange(environments)]), [2.5, 97.5])
-    return middle(scores)[0], low, high
+    random = np.random.default_rng(0)
+    low, high = np.percentile(middle(lambda values: random.choice(values, (4000, len(values)))), [2.5, 97.5])
+    return float(middle(lambda values: np.array([values]))[0]), low, high
 
 
 def others_table(found: Runs) -> str:
@@ -181,9 +175,7 @@ def draw(found: Runs, out: Path) -> None:
             if members := reported(found, method, env):
                 steps = members[0]["timesteps"][SMOOTH - 1 :]
                 scores = np.array([_smoothed(run) for run in members])
-                for axes, places in zip(
-                    panels[:, column], (steps / 1000, steps * _minutes_per_step(method, members)), strict=True
-                ):
+                for axes, places in zip(panels[:, column], (steps / 1000, steps * _minutes_per_step(label)), strict=True):
                     _draw_curve(axes, places, scores, label, color)
         panels[0, column].set_title(short(env), fontsize=12, loc="left")
         for axes, unit in zip(panels[:, column], ("thousand steps", "minutes"), strict=True):
@@ -206,12 +198,11 @@ def _draw_curve(axes: Axes, places: np.ndarray, scores: np.ndarray, label: str, 
         axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _minutes_per_step(method: tuple[str, str], members: Sequence[dict[str, np.ndarray]]) -> float:
-    """As measured on a quiet Zen 5 with the walker; for TQC, which was not measured so, of its own runs on that processor."""
-    if method == SB3_TQC:
-        return float(np.mean([run["wall_seconds"][-1] / run["timesteps"][-1] for run in members])) / 60
-    rows = json.loads((BENCH / "zen5_recipe_env-Walker2DBulletEnv-v0.json").read_text())["rows"]
-    return next(row["ms"] for row in rows if row["name"] == METHODS[method][0]) / 60_000
+def _minutes_per_step(label: str) -> float:
+    """On a quiet Zen 4 with the walker, without evaluations; for TQC its update and what SB3's TD3 takes outside of that."""
+    learn, updates = learn_rows("zen4", "recipe_env-Walker2DBulletEnv-v0"), update_rows("zen4", 256)
+    outside = learn["SB3 TD3"]["ms"] - updates["SB3 TD3"]["ms"]
+    return (learn[label]["ms"] if label in learn else updates[label]["ms"] + outside) / 60_000
 
 
 def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:

@@ -90,6 +90,15 @@ def test_examples(path, tmp_path, monkeypatch):
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 
 
+@pytest.mark.skipif(not (ROOT / "benchmarks" / "results").exists(), reason="results are not part of the source distribution")
+def test_the_readme_shows_the_results_of_the_raw_files(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import results_figures
+
+    shown = (ROOT / "README.md").read_text().partition("<!-- results table -->\n")[2].partition("\n<!-- end -->")[0]
+    assert shown == results_figures.readme_table(results_figures.runs())
+
+
 def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "resumable" / "replay").mkdir(parents=True)  # of a process that was killed before its first checkpoint

@@ -199,15 +199,17 @@ class TestCurves:
         plots.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
 
 
-def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_of_a_bootstrap_over_seeds(monkeypatch):
+def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_of_a_bootstrap_over_both_seeds(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
     from results_figures import interquartile_mean
 
     stats = pytest.importorskip("scipy.stats")
-    values = np.random.default_rng(0).normal(size=(5, 3))
-    mean, low, high = interquartile_mean(values)
-    assert mean == pytest.approx(stats.trim_mean(values.reshape(15), 0.25))
-    random = np.random.default_rng(1)
-    resampled = [np.stack([values[random.integers(5, size=5), env] for env in range(3)]) for _ in range(4000)]
-    drawn = [stats.trim_mean(part.reshape(15), 0.25) for part in resampled]
-    np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.05)
+    random = np.random.default_rng(0)
+    ours, theirs = random.normal(3, size=(3, 5)), random.normal(10, size=(3, 2))
+    mean, low, high = interquartile_mean(list(ours), list(theirs))
+    assert mean == pytest.approx(stats.trim_mean((ours / theirs.mean(axis=1, keepdims=True)).ravel(), 0.25))
+    drawn = []
+    for _ in range(4000):
+        left, right = (np.stack([random.choice(row, len(row)) for row in part]) for part in (ours, theirs))
+        drawn.append(stats.trim_mean((left / right.mean(axis=1, keepdims=True)).ravel(), 0.25))
+    np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.01)

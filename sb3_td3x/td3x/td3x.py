@@ -118,8 +118,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param max_grad_norm: largest 2-norm of the actor's gradient, and of the gradient of all critics
         together; longer ones are scaled down to it. ``None`` is no bound
     :param prioritization: ``"lap"`` samples transitions with large errors more often (Fujimoto et al. 2020,
-        https://arxiv.org/abs/2007.06049), from a ``PrioritizedReplayBuffer``: no Dict observations, no n-step returns.
-        Scalar critics then have the Huber loss
+        https://arxiv.org/abs/2007.06049), from a ``sb3_td3x.common.buffers.PrioritizedReplayBuffer``: no Dict observations, no
+        n-step returns. Scalar critics then have the Huber loss
     :raises ValueError: for a value outside its range, or an environment that needs another policy or a wrapper
     :raises AssertionError: SB3's own, for a discrete or unbounded action space
     """

@@ -12,7 +12,10 @@ from sb3_td3x import TD3X
 
 
 class SwappedTD3X(TD3X):
-    """TD3X under the log name that ``test_tensorboard`` looks for."""
+    """TD3X under the log name that ``test_tensorboard`` looks for, with small batches where a test names no size."""
+
+    def __init__(self, *args, batch_size=64, **kwargs):
+        super().__init__(*args, batch_size=batch_size, **kwargs)
 
     def learn(self, *args, tb_log_name="TD3", **kwargs):
         return super().learn(*args, tb_log_name=tb_log_name, **kwargs)

@@ -125,6 +125,14 @@ class TestNumbers:
         assert [int(row["train/replay_size"]) for row in kept] == [80, 80]
         assert [bool(row["train/q_mean"]) for row in kept] == [True, False]
 
+    def test_are_in_every_line_of_a_training_without_an_environment(self, tmp_path):
+        learner = model().learn(60)
+        learner.set_logger(configure(str(tmp_path), ["csv"]))
+        for _ in range(2):
+            learner.train(5, 8)
+            learner.dump_logs()
+        assert [bool(row["train/q_mean"]) for row in rows(tmp_path)] == [True, True]
+
 
 class TestKeys:
     def test_are_in_csv_and_tensorboard(self, tmp_path):

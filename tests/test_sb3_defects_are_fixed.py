@@ -163,8 +163,9 @@ class TestRandomGeneratorsAtLoad:
 
 
 class TestResumingWithoutTheReplayBuffer:
-    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path):
-        model(learning_starts=30).learn(60).save(tmp_path / "model")
+    @pytest.mark.parametrize("saved_at", [25, 60])
+    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path, saved_at):
+        model(learning_starts=30).learn(saved_at).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
         updates, before = loaded._n_updates, weights(loaded)
         loaded.learn(29, reset_num_timesteps=False)
@@ -179,6 +180,10 @@ class TestResumingWithoutTheReplayBuffer:
         loaded = TD3X.load(tmp_path / "model", env=LineEnv())
         loaded.learning_starts, updates = loaded.num_timesteps + 15, loaded._n_updates
         assert loaded.learn(30, reset_num_timesteps=False)._n_updates == updates + 15
+        assert loaded.learn(30, reset_num_timesteps=False)._n_updates == updates + 45
+        loaded.save(tmp_path / "again")
+        again = TD3X.load(tmp_path / "again", env=LineEnv())
+        assert again.learn(30, reset_num_timesteps=False)._n_updates == updates + 45 + 16
 
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")

@@ -91,7 +91,6 @@ class Updater(GradientStep):
         self._declined: str | None = None
         self._modes: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
-        self._numbered: dict[tuple[Any, ...], int] = {}  # what `_constants` gave: hashing it at every update takes long
 
     def prepare(self, batch_size: int, updates_made: int = 0) -> None:
         """:param updates_made: since the model was constructed or loaded, before this series"""
@@ -103,10 +102,9 @@ class Updater(GradientStep):
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
-        modes = _modes(self.tensors) if self._path == "compiled" else self._modes
+        modes = _modes(self.tensors) if self._path == "compiled" and self._declined is None else self._modes
         if before is not self.tensors or modes != self._modes:
-            self._modes, constants = modes, _constants(self.tensors, modes)
-            self._constants = self._numbered.setdefault(constants, len(self._numbered))
+            self._modes, self._constants = modes, _constants(self.tensors, modes)
             self._inputs = [*self.tensors.named.values()]  # themselves, because `.data` of them may be set
 
     def __call__(
@@ -149,7 +147,7 @@ class Updater(GradientStep):
     def _programs_for(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
         keys_of_dicts = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
-        same = (*keys_of_dicts, *layouts, self._constants)
+        same = (*keys_of_dicts, *layouts, *self._constants)
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
         if missing := [name for name, key in keys.items() if (name, key) not in self._programs]:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew

@@ -21,7 +21,7 @@ def record(model: Any) -> None:
     if model._n_updates > updates and model._last_batch is None and model.n_quantiles > 1:
         problem = f"{type(model).__name__}.train replaces TD3X's, and TD3's losses are wrong for {model.n_quantiles} quantiles"
         warnings.warn(f"{problem}: if it has them, set n_quantiles=1", stacklevel=2)
-    if steps == model.num_timesteps:
+    if (steps, updates) == (model.num_timesteps, model._n_updates):
         return  # of several lines in one step the first has the rest, as it has SB3's losses
     model.logger.record("time/updates_per_second", (model._n_updates - updates) / max(now - then, 1e-9))
     model._pace = now, model.num_timesteps, model._n_updates

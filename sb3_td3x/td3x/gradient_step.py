@@ -1,6 +1,7 @@
 """One gradient update: losses, gradients by autograd (``compiled.py`` replaces only these), optimizers' steps, targets."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch as th
@@ -106,13 +107,17 @@ class PolicyTensors:
         self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
-        self.hidden_layers = precision.hidden_layers(policy)
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         self.with_buffers = [pair for pair in pairs if [*pair[0].buffers()]]
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
+
+    @cached_property
+    def hidden_layers(self) -> list[nn.Linear]:
+        """Those whose products ``precision="bf16"`` rounds."""
+        return precision.hidden_layers(self.modules[0])
 
     def is_current(self) -> bool:
         """Whether the policy and its optimizers still use the same tensors and modules."""

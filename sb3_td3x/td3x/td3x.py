@@ -135,6 +135,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     n_quantiles: int
     _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
     _is_refilling = False  # while the replay buffer holds too little to train on
+    _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
     _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what SB3's `load` passes on to `set_parameters` then
     _last_batch: ReplayBufferSamples | None = None
@@ -255,7 +256,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def learning_starts(self, request: LearningStarts) -> None:
         # The resolved number has SB3's name, so that SB3 reads it from a saved model
         self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request)
-        self._learning_starts_request = request
+        self._learning_starts_request, self._learning_starts_from = request, self.num_timesteps
 
     @property
     def action_noise(self) -> ActionNoise | None:
@@ -401,9 +402,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
-        # first episode, which hindsight replay needs, may not have ended. `learning_starts = model.num_timesteps + 5_000` is
-        # what users of SB3 set to collect 5,000 transitions first: then SB3 waits for them
-        self._is_refilling = 0 < self.num_timesteps >= self.learning_starts or self._learning_starts_request == AUTO
+        # first episode, which hindsight replay needs, may not have ended
+        self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
         if self._must_refill() and self.num_timesteps >= self.learning_starts:
             self.logger.log(f"Refilling the replay buffer: no updates before {self.learning_starts} transitions")
         if isinstance(self.policy, policies.TD3XPolicy):
@@ -465,7 +465,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self._is_refilling:
             buffer = self.replay_buffer
             stored = buffer.size() * buffer.n_envs
-            needed = min(self.learning_starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
+            # SB3's users write `model.learning_starts = model.num_timesteps + 5_000` to collect 5,000
+            begun = self._learning_starts_from
+            starts = self.learning_starts - (begun if begun < self.learning_starts else 0)
+            needed = min(starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
             self._is_refilling = stored < max(needed, 1) or (  # or no episode has ended
                 isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
             )

@@ -31,8 +31,6 @@ SIZES = {
     "376 observations, 17 actions": "observations-376_actions-17",
     "1 critic": "critics-1",
     "4 critics": "critics-4",
-    "4 environments": "envs-4",
-    "10,000 transitions": "buffer-10000",
     "1,000,000 transitions": "buffer-1000000",
 }
 

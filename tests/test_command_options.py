@@ -1,6 +1,7 @@
 """What the options of ``td3x train`` do, and that errors come early, name what to change, and obey no file's contents."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from gymnasium import spaces
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
@@ -139,7 +141,7 @@ class TestOptions:
 
 
 class TestThePolicy:
-    def test_is_chosen_by_the_observations(self, tmp_path, registered):
+    def test_is_chosen_by_the_observations(self, tmp_path, registered, called_and_heard):
         registered("Bits-v0", BitFlippingEnv, kwargs={"n_bits": 4, "continuous": True})
         registered("Pixels-v0", lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8)))
         small = ("buffer_size=100", *FAST)
@@ -147,6 +149,18 @@ class TestThePolicy:
         assert isinstance(bits.model.policy, MultiInputPolicy)
         assert isinstance(pixels.model.policy, CnnPolicy)
         assert pixels.folder.config()["policy"] == "CnnPolicy"
+        assert experiment.train(bits)
+        assert re.search(
+            r"return -?[\d.]+ .*, success \d+%\n", called_and_heard("eval", bits.folder.path, "--episodes", 3)[1].out
+        )
+
+    @pytest.mark.parametrize("space", [spaces.Box(0, 255, (4, 36, 36, 1), np.uint8), spaces.Box(0, 1, (36, 36, 3))])
+    def test_is_asked_for_where_pictures_are_no_images_for_sb3(self, space, tmp_path, registered):
+        registered("Pixels-v0", lambda: LineEnv(space))
+        with pytest.raises(ValueError, match=r"CnnPolicy takes images of three axes and uint8 .*, not Box.*policy=MlpPolicy"):
+            prepared(tmp_path, "Pixels-v0", ("buffer_size=100", *FAST), steps=30)
+        run = prepared(tmp_path, "Pixels-v0", ("buffer_size=100", "policy=MlpPolicy", *FAST), steps=30)
+        assert run.model.policy.features_extractor_class is FlattenExtractor
 
 
 class TestEndlessEnvironments:

@@ -201,12 +201,11 @@ class TestAnEpisodeThatIsCut:
         assert algorithm.learn(60, reset_num_timesteps=False)._n_updates == updates
         assert algorithm.learn(10, reset_num_timesteps=False)._n_updates == updates + 10
 
-    def test_a_warm_up_that_nobody_asked_for_ends_with_an_episode(self):
+    @pytest.mark.parametrize("learning_starts", ["auto", 100])
+    def test_random_actions_end_with_an_episode(self, learning_starts):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
         env = DummyVecEnv([CountingGoalEnv] * 8)  # 100 steps are 12 of each, an episode is 20
-        assert model(env, **settings, learning_starts="auto").learn(240)._n_updates == 11
-        with pytest.raises(RuntimeError, match="first episode"):
-            model(env, **settings, learning_starts=100).learn(240)
+        assert model(env, **settings, learning_starts=learning_starts).learn(240)._n_updates == 11
 
     def test_episodes_that_never_end_warn(self, tmp_path):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}

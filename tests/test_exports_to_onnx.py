@@ -12,7 +12,14 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
 from torch import nn
 
 from sb3_td3x import TD3X, __version__
@@ -138,9 +145,12 @@ class TestTheGraphActsAsPredict:
         assert [path.name for path in folder.iterdir()] == ["given.onnx"]  # the weights are inside
 
 
-def test_a_vec_env_that_gives_no_spec_has_no_name(tmp_path):
-    session = exported(model(WithoutSpec([Steps])), tmp_path / "model.onnx")
-    assert session.get_modelmeta().custom_metadata_map["environment"] == ""
+def test_environments_that_give_no_spec_or_are_closed_have_no_name(tmp_path):
+    algorithms = [model(WithoutSpec([Steps])), model(SubprocVecEnv([Steps]))]
+    algorithms[1].env.close()
+    for algorithm in algorithms:
+        session = exported(algorithm, tmp_path / "model.onnx")
+        assert session.get_modelmeta().custom_metadata_map["environment"] == ""
 
 
 class WithDropout(FlattenExtractor):

@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -30,9 +30,16 @@ def evaluate(
     folder = RunDir.open(run)
     from sb3_td3x.runs import play
 
-    returns = play.evaluate(folder, episodes, seed, device, trust)
+    successes: list[Any] = []
+
+    def note_success(state: dict[str, Any], _: Any) -> None:
+        if state["done"] and "is_success" in state["info"]:
+            successes.append(state["info"]["is_success"])
+
+    returns = play.evaluate(folder, episodes, seed, device, trust, callback=note_success)
     mean, spread, low, high = map(score_text, (returns.mean(), returns.std(), returns.min(), returns.max()))
     scored = f"return {mean} ± {spread} (episodes: {len(returns)}, from {low} to {high})"
+    scored += f", success {sum(successes) / len(returns):.0%}" if successes else ""
     PlainConsole().print(f"{folder.env_id}, {folder.model().name}: {scored}")
 
 

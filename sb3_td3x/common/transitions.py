@@ -114,7 +114,7 @@ def require_finite(observation: np.ndarray | dict[str, np.ndarray], name: str, w
 
 def check_rewards(rewards: np.ndarray, name: str, when: str) -> None:
     """Raise ``NonFiniteError`` for a NaN, an infinity, or an absolute value above ``MAX_REWARD``."""
-    if not np.abs(rewards).max() <= MAX_REWARD:  # also for a NaN
+    if not float(np.abs(rewards).max()) <= MAX_REWARD:  # also for a NaN; 1e15 is infinite among numbers of few bits
         is_finite = np.isfinite(rewards).all()
         raise NonFiniteError(name, when, f"is beyond {MAX_REWARD:.0e}" if is_finite else "is not finite")
 

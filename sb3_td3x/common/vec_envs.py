@@ -56,8 +56,11 @@ def vec_layers(env: VecEnv) -> list[VecEnv]:
 
 
 def env_id_of(env: VecEnv) -> str:
-    """The registered name of the environments; empty if they have none."""
-    spec = env.get_attr("spec", 0)[0] if env.has_attr("spec") else None  # environments of other libraries may lack it
+    """The registered name of the environments; empty if they have none, or are closed."""
+    try:
+        spec = env.get_attr("spec", 0)[0] if env.has_attr("spec") else None  # environments of other libraries may lack it
+    except (OSError, IndexError):
+        return ""
     return "" if spec is None else spec.id
 
 

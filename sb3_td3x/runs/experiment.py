@@ -126,7 +126,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
-        entry.setdefault("policy", policies.name_for(evaluation_env.observation_space))
+        entry["policy"] = entry.get("policy") or policies.name_for(evaluation_env.observation_space)
         written = resources.enter_context(ExitStack())
         if path is None:
             folder = RunDir.create(experiment.out, experiment.env_id)

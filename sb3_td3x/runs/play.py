@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,14 +43,23 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
 
 
 def evaluate(
-    folder: RunDir, episodes: int, seed: int, device: str = "auto", trust: bool = False, render_mode: str | None = None
+    folder: RunDir,
+    episodes: int,
+    seed: int,
+    device: str = "auto",
+    trust: bool = False,
+    render_mode: str | None = None,
+    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
 ) -> np.ndarray:
-    """Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them."""
+    """
+    Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them. The
+    ``callback`` is that of SB3's ``evaluate_policy``.
+    """
     with closing(open_evaluation_env(folder, seed, render_mode, trust)) as env:
         model = load_model(folder, env, device, trust)
         # Gymnasium's own tasks draw in `step`; PyBullet's follow the robot and keep time in `render` alone
         renders = render_mode == "human" and is_bullet(folder.env_id)
-        returns, _ = evaluate_policy(model, env, episodes, render=renders, return_episode_rewards=True)
+        returns, _ = evaluate_policy(model, env, episodes, render=renders, callback=callback, return_episode_rewards=True)
     return np.asarray(returns)
 
 

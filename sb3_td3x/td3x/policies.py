@@ -189,10 +189,15 @@ class MultiInputPolicy(TD3XPolicy):
 
 
 def name_for(space: spaces.Space) -> str:
-    """The name of the policy for these observations."""
+    """The name of the policy for these observations; ``ValueError`` for images that are none for SB3."""
     if isinstance(space, spaces.Dict):
         return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
+    if is_image_space(space):
+        return "CnnPolicy"
+    if isinstance(space, spaces.Box) and len(space.shape) > 2:
+        images = "of three axes and uint8 from 0 to 255, not normalized, frames stacked as channels"
+        raise ValueError(f"CnnPolicy takes images {images}, not {space}: policy=MlpPolicy would flatten these")
+    return "MlpPolicy"
 
 
 # The classes that replace those of a model saved by SB3's TD3; they have the same parameters

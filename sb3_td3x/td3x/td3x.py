@@ -27,7 +27,7 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable
-from sb3_td3x.common.validation import AUTO, CHECKS, check_int, check_learning_rate
+from sb3_td3x.common.validation import CHECKS, check_int, check_learning_rate
 from sb3_td3x.common.vec_envs import env_id_of, explained_deaths
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
@@ -401,10 +401,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
-        # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. With "auto" the
-        # first episode, which hindsight replay needs, may not have ended
-        self._is_refilling = self.num_timesteps > 0 or self._learning_starts_request == AUTO
-        if self._must_refill() and self.num_timesteps >= self.learning_starts:
+        # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. Hindsight replay
+        # needs an episode that has ended, and by `learning_starts` none may have
+        self._is_refilling = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
+        if self._must_refill() and 0 < self.num_timesteps >= self.learning_starts:
             self.logger.log(f"Refilling the replay buffer: no updates before {self.learning_starts} transitions")
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()

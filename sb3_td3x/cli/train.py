@@ -147,4 +147,4 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, a
 def _words(folder: RunDir, trusts: bool) -> str:
     """The folder as a command's words, with ``--trust`` where a trusted environment's module or arguments need it."""
     needs_trust = trusts and (":" in folder.env_id or folder.arguments().get("env_kwargs"))
-    return shlex.quote(str(folder.path)) + (" --trust" if needs_trust else "")
+    return shlex.quote(folder.path.as_posix()) + (" --trust" if needs_trust else "")

@@ -77,7 +77,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
     if not name.endswith((".yml", ".yaml")):
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
-        content = parse_yaml_scalar(yaml.safe_load(Path(name).read_text()))
+        content = parse_yaml_scalar(yaml.safe_load(Path(name).read_bytes()))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"the preset {name} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):

@@ -59,7 +59,8 @@ def render(run: RunDir) -> str:
     lines = _read(csv_lines, run.log, "training diagnostics", notes) or [{}]
     log = {name: np.array([_number(line.get(name)) for line in lines]) for name in lines[0] if name}
     if not run.video.is_file():
-        making = shlex.join(["td3x", "enjoy", str(run.path), "--video", str(run.video)])  # else it may open a window
+        # Without --video it may open a window
+        making = shlex.join(["td3x", "enjoy", run.path.as_posix(), "--video", run.video.as_posix()])
         notes.append(f"There is no video yet: {making} makes one")
     axes = [] if scores is None else ["steps", "time"] if np.isfinite(scores.seconds).any() else ["steps"]
     return environment.from_string(template).render(
@@ -156,5 +157,5 @@ def _commands(
         steps = saved[-1].steps
         longer = ["--steps", f"{2 * planned:.0f}"] if 0 < planned <= steps else []
         title = "Continue to twice the steps" if longer else f"Resume from step {steps:,}"
-        yield title, shlex.join(["td3x", "train", "--resume", str(run.path), *longer])
-    yield "Evaluate it on fresh episodes", shlex.join(["td3x", "eval", str(run.path)])
+        yield title, shlex.join(["td3x", "train", "--resume", run.path.as_posix(), *longer])
+    yield "Evaluate it on fresh episodes", shlex.join(["td3x", "eval", run.path.as_posix()])

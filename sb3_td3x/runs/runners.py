@@ -66,7 +66,7 @@ def local(jobs: int) -> Runner:
                         lost[run] += 1
                         waiting.insert(0, run)
                     else:
-                        hint = " (memory may have run out: fewer --jobs)" if code == -signal.SIGKILL else ""
+                        hint = " (memory may have run out: fewer --jobs)" if code == -9 else ""
                         yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}{hint}"
         finally:
             for _, process in running.values():

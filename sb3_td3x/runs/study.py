@@ -60,7 +60,7 @@ class StudyRun:
 def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[str] = ("td3x",)) -> list[StudyRun]:
     """The runs of a file as in docs/experiments.md with these keys besides ``GRID_KEYS``; ``algorithms[0]`` is the default."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_bytes())
         settings = content.pop("runs", None) if isinstance(content, dict) else None
         if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
             raise ValueError("runs must be a list of settings, such as [{setting: default}]: see docs/experiments.md")
@@ -126,7 +126,7 @@ class StudyFolder:
 
     def last_line(self, run: StudyRun) -> str:
         """The last line that the run has printed: of a run that failed, the error."""
-        text = self.printed(run).read_text(errors="replace") if self.printed(run).is_file() else ""
+        text = self.printed(run).read_text("utf-8", "replace") if self.printed(run).is_file() else ""
         return (text.splitlines() or [""])[-1][:2_000]
 
     def table(self, run: StudyRun) -> Path:
@@ -178,7 +178,7 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     path = folder.run(run)
     path.mkdir(parents=True, exist_ok=True)
     # The terminal belongs to the table of runs
-    with folder.printed(run).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+    with folder.printed(run).open("a", 1, "utf-8", "replace") as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
         try:
             with RunLock(path, patience=2 * LEASE_SECONDS):

@@ -211,6 +211,8 @@ class TestAnEpisodeThatIsCut:
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
         with pytest.warns(UserWarning, match=r"nothing is learned yet.*Give the environment a time limit"):
             assert model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(1010)._n_updates == 0
+        with pytest.warns(UserWarning, match="buffer_size room for several episodes"):  # none can be as long as it takes
+            model(CountingGoalEnv(length=10**9), **{**settings, "learning_starts": 300}, buffer_size=200).learn(310)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(990)

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -195,3 +196,19 @@ def test_sb3s_policy_files_are_read_too(tmp_path):
     np.testing.assert_array_equal(
         TD3XPolicy.load(tmp_path / "policy.pth").predict(OBSERVATIONS)[0], theirs.predict(OBSERVATIONS)[0]
     )
+
+
+class Falling:
+    """A schedule of the user's."""
+
+    def __call__(self, progress_remaining):
+        return 1e-3 * progress_remaining
+
+
+@pytest.mark.filterwarnings("ignore:Could not deserialize")
+def test_a_class_that_is_gone_is_an_error_and_no_default_takes_its_place(tmp_path, monkeypatch):
+    model(learning_rate=Falling()).save(tmp_path / "model")
+    monkeypatch.delattr(sys.modules[__name__], "Falling")
+    with pytest.raises(ModelFileError, match=r"SB3 cannot read learning_rate: give it as custom_objects=\{'learning_rate'"):
+        TD3X.load(tmp_path / "model", trust=True)
+    assert TD3X.load(tmp_path / "model", trust=True, custom_objects={"learning_rate": 0.25}).learning_rate == 0.25

@@ -125,6 +125,16 @@ class TestBitForBit:
         for learner in (whole, resumed):
             learner.env.close()
 
+    def test_frozen_layers_stay_frozen(self, tmp_path):
+        def begun():
+            algorithm = model(seeded())
+            algorithm.actor.mu[0].requires_grad_(False)
+            return algorithm
+
+        whole = begun().learn(120)
+        begun().learn(60, TD3XCheckpointCallback(60, tmp_path))
+        assert_same_run(whole, resume_run(tmp_path, seeded()).learn(120, resume=True))
+
     def test_twice_in_a_row(self, tmp_path):
         whole = model(seeded(), seed=1)
         whole.learn(100, TD3XCheckpointCallback(30, tmp_path / "whole"))

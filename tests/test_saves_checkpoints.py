@@ -28,8 +28,10 @@ class TestTheReplayBuffer:
     def assert_saved(self, learner, tmp_path):
         buffer, saved = learner.replay_buffer, resume_run(tmp_path, seeded()).replay_buffer
         assert (buffer.pos, buffer.full) == (saved.pos, saved.full)
-        for name in ("observations", "actions", "rewards"):
-            assert np.array_equal(getattr(buffer, name)[: buffer.size()], getattr(saved, name)[: buffer.size()]), name
+        arrays = {name: array[: buffer.size()] for name, array in vars(buffer).items() if isinstance(array, np.ndarray)}
+        assert {"observations", "next_observations", "actions", "rewards", "dones", "timeouts"} <= {*arrays}
+        for name, array in arrays.items():
+            assert np.array_equal(array, getattr(saved, name)[: buffer.size()]), name
 
     @pytest.mark.parametrize("more", [30, 130, 300])
     def test_is_saved_whole_however_much_of_it_is_new(self, more, tmp_path):
@@ -66,6 +68,13 @@ class TestTheReplayBuffer:
         self.assert_saved(learner, tmp_path)
         learner.load_replay_buffer(tmp_path / "other")
         save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+    def test_that_was_emptied_is_saved_as_what_has_been_stored_since(self, tmp_path):
+        learner = model(seeded(), buffer_size=100).learn(200)
+        save_run(learner, tmp_path)
+        learner.replay_buffer.reset()
+        save_run(learner.learn(40, reset_num_timesteps=False), tmp_path)
         self.assert_saved(learner, tmp_path)
 
     def test_is_not_written_again_where_it_has_not_changed(self, tmp_path):

@@ -29,7 +29,7 @@ LAYERS: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
     **dict.fromkeys((vec_env.VecTransposeImage, vec_env.VecCheckNan, vec_env.VecExtractDictObs), ()),
     wrappers.TimeLimit: ("_elapsed_steps",),
-    wrappers.OrderEnforcing: ("_has_reset", "_has_rendered"),
+    wrappers.OrderEnforcing: ("_has_reset",),
     wrappers.NormalizeObservation: ("obs_rms",),
     wrappers.NormalizeReward: ("return_rms", "discounted_reward"),
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read

@@ -34,8 +34,9 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
-    if previous and new_rows >= 0 and (previous["added"] + new_rows) % buffer.buffer_size == buffer.pos:
-        added = previous["added"] + new_rows
+    total = previous.get("added", 0) + new_rows
+    if previous and new_rows >= 0 and (total % buffer.buffer_size, total >= buffer.buffer_size) == (buffer.pos, buffer.full):
+        added = total
         # Without the last one: where an episode is cut, its last transition changes
         chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
         sizes = {folder / chunk["file"]: chunk["bytes"] for chunk in chunks}

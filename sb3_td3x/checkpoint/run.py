@@ -95,6 +95,7 @@ def save_run(
             "callbacks": callback_state.state(callbacks),
             "log": log_state.unwritten(model.logger),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
+            "frozen": [name for name, parameter in model.policy.named_parameters() if not parameter.requires_grad],
         }
         with as_checkpoint_error(store.folder, "cannot hold the state of the run"):
             pickled = safe_pickle.dumps(state)
@@ -157,6 +158,8 @@ def resume_run(
     model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)
     with as_checkpoint_error(saved.path / STATE):
         vars(model).update({name: state["model"][name] for name in type(model).only_in_checkpoints})
+        for name, parameter in model.policy.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
@@ -166,9 +169,8 @@ def resume_run(
         problems = _load_buffer(model, store, saved, trust)
         if saved.manifest["inside rollout"]:
             problems.append("the updates: it was stopped inside a rollout, after which they are due (train_freq in episodes)")
-    for name, value in _machine(model).items():
-        if (before := machine.get(name, value)) != value:
-            problems.append(f"rounding or random numbers ({name} was {before}, is {value})")
+    problems += [f"rounding or random numbers ({name} was {machine[name]}, is {value})"
+                 for name, value in _machine(model).items() if machine.get(name, value) != value]  # fmt: skip
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
         problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
     newest = store.checkpoints()[-1].manifest["number"]

@@ -93,6 +93,9 @@ def load(
     with explained_errors(file.name):
         if trust:
             saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
+            # SB3 leaves out what it cannot read, and a default would take its place
+            if lost := sorted(file.attributes.keys() - saved.keys() - changes.keys() - {"lr_schedule"}):
+                raise ModelFileError(f"SB3 cannot read {lost[0]}: give it as custom_objects={{{lost[0]!r}: ...}}")
         else:
             saved, tensors = _checked(file, cls, custom_objects, changes), file.tensors()
     buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))

@@ -472,9 +472,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self._is_refilling = stored < max(needed, 1) or (  # or no episode has ended
                 isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
             )
-            if self._is_refilling and stored >= 10 * max(needed, 100):
-                problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and none has"
-                warnings.warn(f"{problem}. Give the environment a time limit (max_episode_steps)", stacklevel=2)
+            if self._is_refilling and (buffer.full or stored >= 10 * max(needed, 100)):
+                problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and it holds none"
+                advice = "Give the environment a time limit (max_episode_steps), and buffer_size room for several episodes"
+                warnings.warn(f"{problem}. {advice}", stacklevel=2)
         return self._is_refilling
 
     def _update_learning_rates(self) -> None:

@@ -185,6 +185,12 @@ class TestResumingWithoutTheReplayBuffer:
         again = TD3X.load(tmp_path / "again", env=LineEnv())
         assert again.learn(30, reset_num_timesteps=False)._n_updates == updates + 45 + 16
 
+    def test_updates_that_are_asked_for_before_are_made(self):
+        collecting = model(learning_starts=100)
+        for updates in (5, 10):
+            collecting.learn(20, reset_num_timesteps=False).train(5, 8)
+            assert collecting._n_updates == updates
+
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)

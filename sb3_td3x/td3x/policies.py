@@ -196,7 +196,8 @@ def name_for(space: spaces.Space) -> str:
         return "CnnPolicy"
     if isinstance(space, spaces.Box) and len(space.shape) > 2:
         images = "of three axes and uint8 from 0 to 255, not normalized, frames stacked as channels"
-        raise ValueError(f"CnnPolicy takes images {images}, not {space}: policy=MlpPolicy would flatten these")
+        advice = "--set policy=MlpPolicy (in Python policy='MlpPolicy') would flatten these"
+        raise ValueError(f"CnnPolicy takes images {images}, not {space}: {advice}")
     return "MlpPolicy"
 
 

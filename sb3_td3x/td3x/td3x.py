@@ -395,7 +395,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise ValueError("the model has no environment to learn in: give it one with set_env")
         transitions.require_stored_as_seen(self.env)
         if reset_num_timesteps or self.num_timesteps == 0:
-            request = self._learning_starts_request
+            request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
@@ -405,7 +405,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         # needs an episode that has ended, and by `learning_starts` none may have
         self._is_refilling = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
         if self._must_refill() and 0 < self.num_timesteps >= self.learning_starts:
-            self.logger.log(f"Refilling the replay buffer: no updates before {self.learning_starts} transitions")
+            self.logger.log("Refilling the replay buffer: no updates yet")
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
@@ -430,7 +430,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
-        if self._must_refill():
+        if self.num_timesteps > self.learning_starts and self._must_refill():  # before, only users call it, on purpose
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         settings = self._update_settings()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0

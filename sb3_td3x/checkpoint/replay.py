@@ -44,7 +44,7 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows:
             chunks = []  # a file is gone or cut off
     first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_ROWS // buffer.n_envs, 1)
     while first < added:
-        # Not at round numbers, where saves often are: the last file is written again, here one step in place of a full one
+        # Ends before round numbers, where saves often fall: the next save writes the last file again, here one step only
         last = min(((first + 1) // rows + 1) * rows - 1, added)
         chunks.append(_write(buffer, folder, first, last))
         first = last

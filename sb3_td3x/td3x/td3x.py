@@ -430,7 +430,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
-        if self.num_timesteps > self.learning_starts and self._must_refill():  # before, only users call it, on purpose
+        if self.num_timesteps > self.learning_starts and self._must_refill():  # an earlier call is a user's own, not SB3's
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         settings = self._update_settings()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0

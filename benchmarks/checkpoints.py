@@ -50,7 +50,7 @@ def collect(model: TD3, count: int) -> None:
     buffer.pos = (buffer.pos + count) % buffer.buffer_size
     model.num_timesteps += count
     if isinstance(model, TD3X):
-        model._rows_stored += count  # which it counts where it stores
+        model._steps_added += count  # which it counts where it stores
 
 
 def written(folder: Path, before: float) -> int:

@@ -157,6 +157,19 @@ class TestAnEpisodeThatIsCut:
         moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
         assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
 
+    def test_is_none_in_a_loop_of_the_users_own(self):
+        """As where an expert acts, in SB3's own parts, after ``learn``."""
+        algorithm = model(CountingEnv(), learning_starts=1000).learn(30)
+        env = algorithm.get_env()
+        algorithm._last_obs = env.reset()
+        for _ in range(5):
+            action, scaled = algorithm._sample_action(1000, None, 1)
+            algorithm._store_transition(algorithm.replay_buffer, scaled, *env.step(action))
+        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
+        assert buffer.size() == 40
+        moved = buffer.next_observations[:40, 0] - buffer.observations[:40, 0]
+        assert moved.tolist() == [[0, 1]] * 40
+
     def stop(self, algorithm):
         algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))
 
@@ -186,7 +199,7 @@ class TestAnEpisodeThatIsCut:
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         algorithm = model(CountingGoalEnv(), **settings).learn(60)
         algorithm.set_env(OtherGoalEnv())
-        algorithm.learn(1, reset_num_timesteps=False)
+        algorithm.train(1, 8)
         rewards = algorithm.replay_buffer.sample(500).rewards
         assert (rewards == -7).any()
         assert not (rewards == 0).any()

@@ -122,7 +122,7 @@ class TestDamaged:
     def test_transitions_that_were_cleaned_away_or_cut_off_are_written_again_by_the_next_save(
         self, tmp_path, is_gone, monkeypatch
     ):
-        monkeypatch.setattr(replay, "CHUNK_ROWS", 20)
+        monkeypatch.setattr(replay, "CHUNK_SIZE", 20)
         learner = model(seeded(), seed=1).learn(60)
         save_run(learner, tmp_path)
         for chunk in (tmp_path / "replay").iterdir():

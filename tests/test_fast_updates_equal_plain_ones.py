@@ -6,6 +6,7 @@ Compiling takes seconds per program, so the cases share their shapes wherever th
 
 import copy
 import random
+from types import MethodType
 
 import cloudpickle
 import numpy as np
@@ -155,7 +156,17 @@ def other_activation(algorithm, batches):
     algorithm.actor.mu[1] = th.nn.Tanh()
 
 
-@pytest.mark.parametrize("change", [restore, load_optimizer, new_optimizer, other_activation])
+def other_order(algorithm, batches):
+    groups = [{"params": [*network.parameters()]} for network in (algorithm.critic.qf1, algorithm.critic.qf0)]
+    algorithm.critic.optimizer = th.optim.Adam(groups, lr=1e-3)
+
+
+def other_forward(algorithm, batches):
+    network = algorithm.actor.features_extractor
+    network.forward = MethodType(lambda network, observations: th.zeros_like(observations), network)
+
+
+@pytest.mark.parametrize("change", [restore, load_optimizer, new_optimizer, other_activation, other_order, other_forward])
 def test_what_is_exchanged_between_two_series_takes_effect(change):
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):

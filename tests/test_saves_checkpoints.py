@@ -23,7 +23,7 @@ class TestTheReplayBuffer:
 
     @pytest.fixture(autouse=True)
     def small_chunks(self, monkeypatch):
-        monkeypatch.setattr(replay, "CHUNK_ROWS", 20)
+        monkeypatch.setattr(replay, "CHUNK_SIZE", 20)
 
     def assert_saved(self, learner, tmp_path):
         buffer, saved = learner.replay_buffer, resume_run(tmp_path, seeded()).replay_buffer

@@ -194,7 +194,8 @@ class TestResumingWithoutTheReplayBuffer:
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)
-        loaded.learn(5, reset_num_timesteps=False)
+        with pytest.warns(UserWarning, match=r"^no updates until the replay buffer holds learning_starts \(30\)"):
+            loaded.learn(5, reset_num_timesteps=False)
         buffer = loaded.replay_buffer
         expected, _ = loaded.predict(buffer.observations[:5, 0])
         np.testing.assert_allclose(buffer.actions[:5, 0], expected, atol=1e-6)

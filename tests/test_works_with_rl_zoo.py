@@ -19,7 +19,7 @@ from sb3_td3x.zoo import __main__ as launcher
 from sb3_td3x.zoo import hyperparams
 
 ROOT = Path(__file__).parent.parent
-SCHEDULE = "learning_rate:'lin_1e-3'"  # rl-zoo3 makes an object of its own of it, which the zip cannot hold as plain data
+SCHEDULE = "learning_rate:'lin_1e-3'"
 BUFFER = "replay_buffer_class:'NStepReplayBuffer'"
 HOPPER = ["--algo", "td3x", "--env", "HopperBulletEnv-v0"]
 SHORT = ["--eval-freq", "100", "--eval-episodes", "2", "--seed", "1", "--num-threads", "1"]
@@ -105,11 +105,6 @@ def of(session, name):
     return printed[name]
 
 
-def loaded(file):
-    """As rl-zoo3's ``enjoy`` loads it."""
-    return TD3X.load(file, custom_objects={"learning_rate": 0.0})
-
-
 class TestTrain:
     def test_takes_our_preset_and_leaves_a_run_folder(self, trained):
         run, printed = trained
@@ -118,7 +113,7 @@ class TestTrain:
             assert (run / name).exists(), name
         preset = hyperparams["HopperBulletEnv-v0"]
         assert RunDir.open(run).config() == {**preset, "n_envs": 2, "learning_rate": "lin_1e-3"}
-        model = loaded(run / "HopperBulletEnv-v0.zip")
+        model = TD3X.load(run / "HopperBulletEnv-v0.zip")
         assert (model.n_envs, model.num_timesteps, model.gamma) == (2, 300, preset["gamma"])
         assert model._n_updates > 0
 
@@ -133,7 +128,7 @@ class TestTrain:
         assert "Loading pretrained agent" in printed
         assert "Loading replay buffer" in printed
         (zipped,) = (folder / "continued").rglob("HopperBulletEnv-v0.zip")
-        assert loaded(zipped)._n_updates > loaded(model)._n_updates > 0
+        assert TD3X.load(zipped)._n_updates > TD3X.load(model)._n_updates > 0
 
 
 class TestSearch:
@@ -154,7 +149,7 @@ class TestSearch:
     def test_a_trial_can_be_trained(self, folder, session, searched):
         of(session, "trial")
         drawn = searched[0].trials[-1].params
-        model = loaded(folder / "logs/td3x/Line-v0_1/Line-v0.zip")
+        model = TD3X.load(folder / "logs/td3x/Line-v0_1/Line-v0.zip")
         for name in ("n_quantiles", "policy_delay", "tau", "train_freq"):
             value = model.train_freq.frequency if name == "train_freq" else getattr(model, name)
             assert value == drawn[name], name

@@ -80,7 +80,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
         self.last, self._began_at = None, self.model.num_timesteps
         if [saved.steps for saved in Store(Path(self.save_path)).checkpoints()[-1:]] != [self._began_at]:
-            self._due_at = self.n_calls  # an older one was chosen, which is to be resumed after a kill, or a save has failed
+            self._due_at = self.n_calls  # a new run, an older checkpoint was resumed, or a save failed
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:

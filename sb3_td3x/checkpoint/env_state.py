@@ -19,7 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
 from sb3_td3x.common.random_state import check_generator_state
-from sb3_td3x.common.transitions import running_moments
+from sb3_td3x.common.transitions import running_mean_stds
 from sb3_td3x.common.vec_envs import vec_layers
 
 # The attributes of these wrappers that change during a run; all others stay as they were made
@@ -54,13 +54,14 @@ class ResumableEnv(gym.Wrapper):
         """Each layer's state, outermost first, ``None`` where it offers none, and what ``get`` says of them all."""
         layers = list(_layers(self.env))
         states = [_get_state(layer, was_reset) for layer in layers]
-        random = getattr(self.unwrapped, "_np_random", None)
+        # As `reset(seed=...)` of `gym.Env` makes it; some environments have another `np_random`, of numpy's older kind
+        random = getattr(getattr(self.unwrapped, "_np_random", None), "bit_generator", None)
         without_state = [layer for layer, state in zip(layers[:-1], states, strict=False) if state is None and was_reset]
         return {
             "classes": [type(layer).__name__ for layer in layers],
             "layers": states,
             "forgets": _names(without_state),
-            "random": None if random is None else random.bit_generator.state,
+            "random": None if random is None else random.state,
             "complete": all(state is not None for state in states),  # not `in`, which compares arrays with ==
         }
 
@@ -77,7 +78,7 @@ class ResumableEnv(gym.Wrapper):
             if resets and isinstance(layer, Monitor):
                 layer.needs_reset = True  # otherwise it may not allow one inside an episode
         if saved["random"] is not None:
-            self.unwrapped.np_random.bit_generator.state = check_generator_state(saved["random"])
+            gym.Env.np_random.fget(self.unwrapped).bit_generator.state = check_generator_state(saved["random"])
         return True
 
 
@@ -164,7 +165,7 @@ def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     for name in LAYERS[type(layer)]:
         if hasattr(layer, name):
             value = getattr(layer, name)
-            state[name] = [dict(vars(moments)) for moments in running_moments(value)] or value
+            state[name] = [dict(vars(moments)) for moments in running_mean_stds(value)] or value
     if isinstance(layer, Monitor):
         file = None if layer.results_writer is None else os.path.realpath(layer.results_writer.file_handler.name)
         return {**state, "elapsed": time.time() - layer.t_start, "file": file}
@@ -176,7 +177,7 @@ def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
         layer.set_run_state(state)  # type: ignore[union-attr]
         return
     for name in state.keys() & LAYERS[type(layer)]:
-        if present := running_moments(getattr(layer, name, None)):
+        if present := running_mean_stds(getattr(layer, name, None)):
             for moments, values in zip(present, state[name], strict=True):
                 vars(moments).update({key: values[key] for key in vars(moments)})
         else:

@@ -1,5 +1,5 @@
 """
-The replay buffer on disk: files of ``CHUNK_ROWS`` transitions that are written once and shared by all checkpoints, so that
+The replay buffer on disk: files of ``CHUNK_SIZE`` transitions that are written once and shared by all checkpoints, so that
 the cost of a save follows what is new and not the size of the buffer. Steps are numbered in the order in which they were
 stored; step n, of all environments, lies at index ``n % buffer_size``.
 """
@@ -22,27 +22,27 @@ COVERED = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer, P
 MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 MARKS = ("ep_start", "ep_length", "_current_ep_start", "priorities", "_largest")
 """Arrays whose entries change for old transitions, of hindsight and prioritized replay. They are saved whole each time."""
-CHUNK_ROWS = 10_000
+CHUNK_SIZE = 10_000
 
 
-def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_rows: int) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_steps: int) -> dict[str, Any]:
     """
     Write the transitions that ``previous``, what this very buffer was last saved as or loaded from, does not hold.
 
-    :param new_rows: steps that were added since
+    :param new_steps: steps that were added since
     :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
-    total = previous.get("added", 0) + new_rows
-    if previous and new_rows >= 0 and (total % buffer.buffer_size, total >= buffer.buffer_size) == (buffer.pos, buffer.full):
+    total = previous.get("added", 0) + new_steps
+    if previous and new_steps >= 0 and (total % buffer.buffer_size, total >= buffer.buffer_size) == (buffer.pos, buffer.full):
         added = total
         # Without the last one: where an episode is cut, its last transition changes
         chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
         sizes = {folder / chunk["file"]: chunk["bytes"] for chunk in chunks}
         if not all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
             chunks = []  # a file is gone or cut off
-    first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_ROWS // buffer.n_envs, 1)
+    first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_SIZE // buffer.n_envs, 1)
     while first < added:
         # Ends before round numbers, where saves often fall: the next save writes the last file again, here one step only
         last = min(((first + 1) // rows + 1) * rows - 1, added)
@@ -60,7 +60,7 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
     oldest = max(added - buffer.buffer_size, 0)
     for chunk in saved["chunks"]:
         first, last, path = chunk["first"], chunk["last"], folder / chunk["file"]
-        if not 0 <= first < last <= min(added, first + CHUNK_ROWS):
+        if not 0 <= first < last <= min(added, first + CHUNK_SIZE):
             raise CheckpointError(path, f"is said to hold transitions {first} to {last}")
         files.check(path, chunk)
         with as_checkpoint_error(path):

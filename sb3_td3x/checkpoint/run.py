@@ -110,10 +110,10 @@ def save_run(
             "logs": log_state.lengths(model.logger, env, store.folder),
             "machine": _machine(model),
             "resumed": model.resumptions,
-            "inside rollout": model._is_inside_rollout,
+            "inside rollout": model._stopped_in_rollout,
         }
         checkpoint = complete(manifest)
-        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer), model._rows_stored)
+        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer), model._steps_added)
         store.prune(keep_last)
     return checkpoint
 
@@ -174,7 +174,7 @@ def resume_run(
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
         problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
     newest = store.checkpoints()[-1].manifest["number"]
-    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer), model._rows_stored)
+    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer), model._steps_added)
     _last_saves[model] = {store.folder: last}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
@@ -187,7 +187,7 @@ class _LastSave:
     newest: int = 0  # number of the newest checkpoint when the model was last saved or resumed
     replay: dict[str, Any] = field(default_factory=dict)  # what its replay buffer was saved as or loaded from then
     buffer: ref[ReplayBuffer] | None = None
-    rows: int = 0  # `model._rows_stored` then
+    steps: int = 0  # `model._steps_added` then
 
 
 _last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictionary()
@@ -205,7 +205,7 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) 
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
     is_same = last.buffer is not None and last.buffer() is buffer
-    return replay.save(buffer, store.chunks, last.replay if is_same else {}, model._rows_stored - last.rows)
+    return replay.save(buffer, store.chunks, last.replay if is_same else {}, model._steps_added - last.steps)
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:

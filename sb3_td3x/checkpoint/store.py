@@ -136,9 +136,9 @@ class Store:
 
     def prune(self, keep_last: int) -> None:
         """
-        While ``adding``, remove all checkpoints but the newest, those with a damaged manifest, which would keep the run from
-        being resumed, the chunks that no checkpoint needs, and what is left of interrupted saves. Other files in the folder
-        stay, among them copies of checkpoints under other names and the chunks that these need.
+        While ``adding``, keep the newest ``keep_last`` checkpoints. Remove all others (one with a damaged manifest would keep
+        the run from being resumed), the chunks that no checkpoint needs, and what is left of interrupted saves. Other files
+        in the folder stay, among them copies of checkpoints under other names and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
         kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}

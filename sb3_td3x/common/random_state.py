@@ -25,7 +25,7 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def numpys_and_pythons() -> tuple[Any, ...]:
+def numpy_and_python_states() -> tuple[Any, ...]:
     """The states of numpy's and Python's global generators, in a form that can be compared."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest

@@ -15,12 +15,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.common.transitions import store_whole_ends, truncate_episodes
+from sb3_td3x.common.transitions import store_terminal_obs, truncate_episodes
 from sb3_td3x.common.vec_envs import Hook, hook_uses
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
-    "_on_resume", "_is_stored", "_rows_stored", "_stops_before_next_step", "_is_inside_rollout", "_env_hooks", "_env_uses",
+    "_on_resume", "_is_stored", "_steps_added", "_stops_before_next_step", "_stopped_in_rollout", "_env_hooks", "_env_uses",
     "_is_watched",
 )  # fmt: skip
 """Attributes of ``Resumable`` that belong to the process."""
@@ -71,10 +71,10 @@ class Resumable(OffPolicyAlgorithm):
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
-    _rows_stored = 0  # steps that this process has put into the replay buffer
-    _is_watched = False  # whether the steps are made here, not in a subclass's own `collect_rollouts`
+    _steps_added = 0  # steps that this process has put into the replay buffer
+    _is_watched: bool | None = False  # `True` in a rollout made here, `None` after one; a subclass may make its own
     _stops_before_next_step = False
-    _is_inside_rollout = False  # whether training was stopped between two steps of one rollout
+    _stopped_in_rollout = False  # whether training was stopped between two steps of one rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
     _env_uses = 0  # as many as there are while nobody else uses them
 
@@ -103,6 +103,7 @@ class Resumable(OffPolicyAlgorithm):
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:
+            self._is_watched = None
             if not self._is_stored:  # a callback, Ctrl-C or an error has ended the rollout inside a step
                 self._last_obs = None  # so that the next `learn` resets the environments
         if not rollout.continue_training and watched.result is None:
@@ -112,9 +113,9 @@ class Resumable(OffPolicyAlgorithm):
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         if self._stops_before_next_step:
-            self._stops_before_next_step, self._is_inside_rollout = False, True
+            self._stops_before_next_step, self._stopped_in_rollout = False, True
             raise StopTraining
-        if self._is_env_used_by_others():
+        if self._is_watched and self._is_env_used_by_others():
             self._begin_new_episodes()
         self._is_stored = not self._is_watched  # next, the environments make this step
         return super()._sample_action(*args, **kwargs)
@@ -122,11 +123,11 @@ class Resumable(OffPolicyAlgorithm):
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: np.ndarray, infos: Any
     ) -> None:
-        is_used_by_others = self._is_env_used_by_others()
+        is_used_by_others = self._is_watched and self._is_env_used_by_others()  # a loop of the user's own stores its steps
         if not is_used_by_others:  # VecNormalize has only the latest observations, VecFrameStack has written into these
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-            store_whole_ends(replay_buffer, dones, infos, self._vec_normalize_env)
-            self._rows_stored += 1
+            store_terminal_obs(replay_buffer, dones, infos, self._vec_normalize_env)
+            self._steps_added += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
         self._last_obs, self._last_episode_starts = copy.deepcopy(new_obs), np.array(dones)
         self._is_stored = True
@@ -135,7 +136,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def _is_env_used_by_others(self) -> bool:
         """Whether the environments were stepped or reset by others since the last step, for example by an evaluation."""
-        return self._is_watched and self._count_env_uses() != self._env_uses
+        return self._is_watched is not False and self._count_env_uses() != self._env_uses
 
     def _count_env_uses(self) -> int:
         return sum([hook.calls for hook in self._env_hooks])
@@ -180,7 +181,7 @@ class Resumable(OffPolicyAlgorithm):
                 del vars(noise)["reset"]
             self._custom_logger &= has_logger or self._logger is not made  # a callback may have set one
         self._is_stored = True
-        self._stops_before_next_step = self._is_inside_rollout = False
+        self._stops_before_next_step = self._stopped_in_rollout = False
         if reset_num_timesteps:
             self.resumptions = []
         elif self._on_resume is not None:

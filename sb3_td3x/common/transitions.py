@@ -67,7 +67,7 @@ def require_stored_as_seen(env: VecEnv) -> None:
         raise ValueError(f"{problem}: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))")
 
 
-def store_whole_ends(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
+def store_terminal_obs(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
     """Store the last observations of episodes as they were where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
     if env is None or not env.norm_obs or buffer.optimize_memory_usage:
         return
@@ -81,7 +81,7 @@ def store_whole_ends(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[s
                     stored[buffer.pos - 1, index] = np.rint(value)
 
 
-def running_moments(value: Any) -> list[Any]:
+def running_mean_stds(value: Any) -> list[Any]:
     """The ``RunningMeanStd`` in an attribute, SB3's or Gymnasium's: one, or a dict of them."""
     parts = value.values() if isinstance(value, dict) else [value]
     return [part for part in parts if hasattr(part, "update_from_moments")]
@@ -89,7 +89,7 @@ def running_moments(value: Any) -> list[Any]:
 
 def _moments(env: VecNormalize | None) -> list[Any]:
     """The statistics that are in use: ``sync_envs_normalization`` replaces them."""
-    return [] if env is None else [env.ret_rms, *running_moments(getattr(env, "obs_rms", None))]
+    return [] if env is None else [env.ret_rms, *running_mean_stds(getattr(env, "obs_rms", None))]
 
 
 def kept_statistics(env: VecNormalize | None) -> list[dict[str, Any]]:

@@ -8,18 +8,19 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sb3_td3x.common.random_state import generators_kept, numpys_and_pythons
+from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 
@@ -34,6 +35,8 @@ _OPTIONS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
 }
 _MAKING = threading.Lock()  # torch records one program at a time
+# Modules whose forward pass uses no numbers that an edit could change
+_WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
 
 Program = Callable[..., Sequence[th.Tensor | None]]
 
@@ -89,7 +92,7 @@ class Updater(GradientStep):
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
-        self._modes: list[Any] = []
+        self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def prepare(self, batch_size: int, updates_made: int = 0) -> None:
@@ -99,12 +102,12 @@ class Updater(GradientStep):
         super().prepare(batch_size)
         if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
             self._programs.clear()  # recorded from other layers
-        self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)
+        self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
-        modes = _modes(self.tensors) if self._path == "compiled" and self._declined is None else self._modes
-        if before is not self.tensors or modes != self._modes:
-            self._modes, self._constants = modes, _constants(self.tensors, modes)
+        guards = _guards(self.tensors) if self._path == "compiled" and self._declined is None else self._guards
+        if before is not self.tensors or guards != self._guards:
+            self._guards, self._constants = guards, _constants(self.tensors, guards)
             self._inputs = [*self.tensors.named.values()]  # themselves, because `.data` of them may be set
 
     def __call__(
@@ -212,11 +215,11 @@ class _Recording:
         if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
             raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
         with _MAKING, generators_kept():
-            drawn = numpys_and_pythons()
+            drawn = numpy_and_python_states()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
             is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
-            if is_alone and numpys_and_pythons() != drawn:  # another thread may have drawn too
+            if is_alone and numpy_and_python_states() != drawn:  # another thread may have drawn too
                 raise CannotAccelerate("the policy draws random numbers from numpy or python: the same ones in every update")
             _refuse_random_layers(graph)
             with _explained("compiling the update failed"):
@@ -335,19 +338,21 @@ def _hooks(tensors: PolicyTensors) -> list[bool]:
     return layers + [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
 
 
-def _modes(tensors: PolicyTensors) -> list[Any]:
+def _guards(tensors: PolicyTensors) -> list[Any]:
     """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
-    kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType)
-    numbers = [pair for module in tensors.with_numbers for pair in vars(module).items() if isinstance(pair[1], kinds)]
+    kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+    modules = tensors.modules[1:]  # no update calls the policy
+    holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]
+    numbers = [pair for module in holders for pair in vars(module).items() if isinstance(pair[1], kinds)]
     return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
 
 
-def _constants(tensors: PolicyTensors, modes: list[Any]) -> tuple[Any, ...]:
-    """What a program takes from the networks and does not read anew at every update."""
-    trained = [{id(parameter) for parameter in parameters} for parameters in tensors.trained.values()]
-    is_trained = [id(tensor) in parameters for parameters in trained for tensor in tensors.named.values()]
+def _constants(tensors: PolicyTensors, guards: list[Any]) -> tuple[Any, ...]:
+    """What a program takes from the networks and does not read anew at every update, its gradients' order too."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
+    trained = [tuple(places.get(id(parameter)) for parameter in parameters) for parameters in tensors.trained.values()]
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors.named.values()]
-    return *is_trained, *layouts, *modes
+    return *trained, *layouts, *guards
 
 
 def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:

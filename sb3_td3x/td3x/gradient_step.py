@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch as th
 from stable_baselines3.common.policies import BaseModel
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
@@ -93,18 +92,12 @@ def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[t
     return [gradient * scale for gradient in gradients]
 
 
-WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
-"""Modules whose forward pass uses no numbers that an edit could change."""
-
-
 class PolicyTensors:
     """The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time."""
 
     def __init__(self, policy: TD3Policy):
         self.networks: dict[str, BaseModel] = {"critic": policy.critic, "actor": policy.actor}
         self.modules = list(policy.modules())
-        # Their forward pass may use numbers that they hold. The policy itself is not called in an update
-        self.with_numbers = [module for module in self.modules[1:] if type(module) not in WITHOUT_NUMBERS]
         self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]

@@ -69,7 +69,7 @@ def _bf16_linear(layer: nn.Linear, inputs: th.Tensor) -> th.Tensor:
 def matrix_kernels(choice: str) -> Iterator[None]:
     """
     Inside, float32 products on the CPU use the kernels of ``choice``, ``"default"`` or ``"onednn"``, unless a user has set any
-    of torch's float32 precisions. ``"onednn"`` may take bfloat16 where there are units for it; it is not chosen there.
+    of torch's float32 precisions. Torch reaches oneDNN's by its "bf16", which really rounds to bfloat16 on some processors.
     """
     if choice == "default" or not _is_untouched():
         yield

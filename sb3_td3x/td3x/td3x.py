@@ -41,8 +41,8 @@ from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_loaded_tensors", "_is_refilling", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch", "_pace",
-    "_statistics",
+    "_loading", "_loaded_tensors", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
+    "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
 
@@ -74,8 +74,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     ``n_quantiles=1`` is standard TD3.
 
     Keywords, their order and meaning are those of SB3's ``TD3``, and so are the default values, except for ``learning_starts``
-    and ``action_noise``. A whole number may be given as a float (``1e6``). Attributes may be edited at any time; an edit is
-    checked, and takes effect, at the next ``learn`` or series of updates.
+    and ``action_noise``. A whole number may be given as a float (``1e6``). Attributes may be edited at any time, but for
+    ``seed`` and what networks and replay buffer were made with; an edit is checked, and takes effect, at the next ``learn``
+    or series of updates.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
     :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions are a bounded ``Box``
@@ -134,10 +135,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     replay_buffer: ReplayBuffer
     n_quantiles: int
     _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
-    _is_refilling = False  # while the replay buffer holds too little to train on
+    _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
-    _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what SB3's `load` passes on to `set_parameters` then
+    _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what `set_parameters` sets then: SB3's `load` gives it none
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
@@ -397,22 +398,22 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if reset_num_timesteps or self.num_timesteps == 0:
             request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. Hindsight replay
         # needs an episode that has ended, and by `learning_starts` none may have
-        self._is_refilling = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
-        if self._must_refill() and 0 < self.num_timesteps >= self.learning_starts:
-            self.logger.log("Refilling the replay buffer: no updates yet")
+        self._may_lack_data = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
+        if self.num_timesteps >= self.learning_starts > 0 and self._lacks_data():
+            needed = f"learning_starts ({self.learning_starts}) transitions, and for hindsight replay an ended episode"
+            advice = "load_replay_buffer loads a saved one, learning_starts may be set"
+            warnings.warn(f"no updates until the replay buffer holds {needed}: {advice}", stacklevel=5)
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, train_freq: Any, *args: Any, **kwargs: Any) -> Any:
-        """SB3's, with a ``train_freq`` that was edited before the first update, which checks edits too."""
+        """Apply an edited ``train_freq`` also before the first update; from then on ``train`` does."""
         if train_freq is self.train_freq:
             self._check_settings()
             train_freq = self.train_freq
@@ -423,14 +424,14 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         Make updates of the critics, and every ``policy_delay``-th time also of the actor and the target networks.
 
-        There are no updates while a model that was loaded without its replay buffer refills it.
+        There are no updates while a model loaded without its buffer refills it, or before hindsight replay has an episode.
 
         :param gradient_steps: number of updates
         :param batch_size: transitions per update; batches of another size than the model's are never compiled
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
-        if self.num_timesteps > self.learning_starts and self._must_refill():  # an earlier call is a user's own, not SB3's
+        if self.num_timesteps > self.learning_starts and self._lacks_data():  # an earlier call is a user's own, not SB3's
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         settings = self._update_settings()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0
@@ -440,6 +441,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         updater, losses = self._get_updater(), []
         updater.prepare(self.batch_size, self._updates_since_load)
         try:
@@ -460,23 +463,22 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             if values:
                 self.logger.record(f"train/{name}_loss", th.stack(values).mean().item())
 
-    def _must_refill(self) -> bool:
-        """Whether the replay buffer holds too few transitions to train on, as after loading a model without its buffer."""
-        if self._is_refilling:
+    def _lacks_data(self) -> bool:
+        """Whether too little is stored to train on: loaded without the buffer, or no ended episode for hindsight replay."""
+        if self._may_lack_data:
             buffer = self.replay_buffer
             stored = buffer.size() * buffer.n_envs
             # SB3's users write `model.learning_starts = model.num_timesteps + 5_000` to collect 5,000
             begun = self._learning_starts_from
             starts = self.learning_starts - (begun if begun < self.learning_starts else 0)
             needed = min(starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
-            self._is_refilling = stored < max(needed, 1) or (  # or no episode has ended
-                isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
-            )
-            if self._is_refilling and (buffer.full or stored >= 10 * max(needed, 100)):
+            has_no_episode = isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
+            self._may_lack_data = stored < max(needed, 1) or has_no_episode
+            if self._may_lack_data and (buffer.full or stored >= 10 * max(needed, 100)):
                 problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and it holds none"
                 advice = "Give the environment a time limit (max_episode_steps), and buffer_size room for several episodes"
                 warnings.warn(f"{problem}. {advice}", stacklevel=2)
-        return self._is_refilling
+        return self._may_lack_data
 
     def _update_learning_rates(self) -> None:
         check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
@@ -521,7 +523,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
     ) -> None:
-        if not self._is_env_used_by_others():  # else it is not stored
+        if not self._is_watched or not self._is_env_used_by_others():  # else it is not stored
             when = f"environment step {self.num_timesteps}"
             transitions.check_transition(buffer_action, new_obs, reward, infos, self._vec_normalize_env, when)
             self._statistics = transitions.kept_statistics(self._vec_normalize_env)

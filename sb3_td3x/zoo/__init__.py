@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from stable_baselines3.common.utils import LinearSchedule
+
 from sb3_td3x import presets
 from sb3_td3x.results.run_dir import ALGORITHM
 
@@ -23,6 +25,8 @@ def register() -> None:
     # rl-zoo3 evaluates the text of `replay_buffer_class` in this module, which imports HerReplayBuffer only
     for name in presets.CLASSES["replay_buffer_class"][1]:
         setattr(exp_manager, name, presets.known_class("replay_buffer_class", name))
+    # SB3's own has the same values, and models with it load without trust
+    exp_manager.SimpleLinearSchedule = lambda rate: LinearSchedule(float(rate), 0.0, 1.0)
 
 
 def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from sb3_td3x.results.run_dir import ALGORITHM
 from sb3_td3x.zoo import register
 
 SCRIPTS = {
-    **{name: f"rl_zoo3.{name}" for name in ("train", "enjoy", "record_video", "push_to_hub", "load_from_hub")},
+    **{name: f"rl_zoo3.{name}" for name in ("train", "enjoy", "record_video")},
     **{name: f"rl_zoo3.plots.{name}" for name in ("all_plots", "plot_train", "plot_from_file")},
 }
 

@@ -2,9 +2,11 @@
 
 from unittest.mock import Mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import (
+    BaseCallback,
     CallbackList,
     ConvertCallback,
     EvalCallback,
@@ -49,12 +51,15 @@ class TestExactly:
         run = resume_run(tmp_path / "cut" / "checkpoint", seeded(), checkpoint=60)
         seen = []
 
-        def look(local, _):
-            with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
-                seen.append((archive["timesteps"].tolist(), best.stat().st_size > 0))
-            return True
+        class Look(BaseCallback):
+            resumable = ()
 
-        run.learn(STEPS, [*resumed, ConvertCallback(look)], resume=True)
+            def _on_step(self):
+                with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
+                    seen.append((archive["timesteps"].tolist(), best.stat().st_size > 0))
+                return True
+
+        run.learn(STEPS, [*resumed, Look()], resume=True)
         assert seen[0] == ([25, 50], True)  # not what came after the checkpoint, and the best model again
         assert [callback.n_calls for callback in whole] == [callback.n_calls for callback in resumed]
         assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
@@ -133,6 +138,19 @@ class TestExactly:
             resume_run(tmp_path, seeded()).learn(60, resume=True)
         with pytest.warns(UserWarning, match=r"callback StopTrainingOnMaxEpisodes\[0\] \(it was not saved\)"):
             resume_run(tmp_path, seeded()).learn(60, StopTrainingOnMaxEpisodes(1000), resume=True)
+        with pytest.warns(UserWarning, match=r"callback ConvertCallback\[0\] \(it was not saved\)"):
+            resume_run(tmp_path, seeded()).learn(60, lambda *_: True, resume=True)
+
+    def test_an_evaluations_wrapper_that_may_remember_is_named(self, tmp_path):
+        class CountsResets(gym.Wrapper):
+            """Of a package of the user's."""
+
+        def evaluation():
+            return EvalCallback(seeded(wrapper=CountsResets), eval_freq=10, verbose=0, warn=False)
+
+        model(seeded()).learn(40, [evaluation(), TD3XCheckpointCallback(20, tmp_path)])
+        with pytest.warns(UserWarning, match=r"the environments of callback EvalCallback\[0\]"):
+            resume_run(tmp_path, seeded()).learn(60, evaluation(), resume=True)
 
 
 def test_an_environment_may_tell_of_its_successes_alone(tmp_path):

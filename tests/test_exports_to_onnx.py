@@ -195,6 +195,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match="Observation spaces do not match"):
             model().export_onnx(tmp_path / "model.onnx", env=other)
 
+    def test_a_copy_without_what_its_normalization_is_around_is_told(self, tmp_path):
+        algorithm = copy.deepcopy(model(normalized(DummyVecEnv([LineEnv]))))
+        with pytest.raises(ValueError, match="set_env"):
+            algorithm.export_onnx(tmp_path / "model.onnx")
+
     def test_a_network_that_cannot_be_exported_leaves_an_older_file(self, tmp_path):
         (path := tmp_path / "model.onnx").write_text("older")
         with pytest.raises(ValueError, match="cannot be exported to ONNX"):

@@ -166,7 +166,18 @@ def other_forward(algorithm, batches):
     network.forward = MethodType(lambda network, observations: th.zeros_like(observations), network)
 
 
-@pytest.mark.parametrize("change", [restore, load_optimizer, new_optimizer, other_activation, other_order, other_forward])
+def other_critic(algorithm, batches):
+    algorithm.critic.q_networks.reverse()  # SB3's list: the actor climbs the first
+
+
+def layer_twice(algorithm, batches):
+    for network in (algorithm.actor, algorithm.actor_target):
+        network.mu.append(network.mu[-1])
+
+
+@pytest.mark.parametrize(
+    "change", [restore, load_optimizer, new_optimizer, other_activation, other_order, other_forward, other_critic, layer_twice]
+)
 def test_what_is_exchanged_between_two_series_takes_effect(change):
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):
@@ -174,6 +185,22 @@ def test_what_is_exchanged_between_two_series_takes_effect(change):
         change(algorithm, [random_batch(seed) for seed in range(3, 6)])
         train_on(algorithm, range(6, 9))
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
+
+
+def test_programs_know_autocast_and_hooks_of_all_modules():
+    algorithm = ready("compiled", policy_delay=1)
+    train_on(algorithm, range(2))
+    with th.autocast("cpu", th.bfloat16):
+        train_on(algorithm, range(2))
+    assert programs(algorithm) == 4
+    train_on(algorithm, range(2))
+    assert programs(algorithm) == 4
+    hook = th.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(compiled.CannotAccelerate, match="hook"):
+            train_on(algorithm, range(2))
+    finally:
+        hook.remove()
 
 
 def test_a_model_with_programs_can_be_copied_and_pickled():

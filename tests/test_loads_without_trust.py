@@ -12,7 +12,7 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTransposeImage
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
 from sb3_td3x.common.validation import CHECKS
@@ -188,6 +188,15 @@ def test_normalization_comes_back_without_trust(tmp_path):
         loaded.step(np.zeros((1, 1), np.float32))
         with pytest.raises(ValueError, match="make_vec_env"):
             load_vecnormalize(tmp_path / "statistics.pkl", LineEnv(space))
+
+
+def test_normalization_of_a_run_on_images_fits_environments_as_they_are_made(tmp_path):
+    """The statistics are of transposed images, as models have them."""
+    make = [lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8))]
+    env = VecNormalize(VecTransposeImage(DummyVecEnv(make)), norm_obs=False)
+    env.save(str(tmp_path / "statistics.pkl"))
+    loaded = load_vecnormalize(tmp_path / "statistics.pkl", DummyVecEnv(make))
+    assert loaded.reset().shape == env.reset().shape == (1, 3, 36, 36)
 
 
 def test_sb3s_policy_files_are_read_too(tmp_path):

@@ -70,7 +70,9 @@ def remote(monkeypatch, tmp_path):
         def repo_info(self, repo_id):
             return SimpleNamespace(private=is_private[repo_id])
 
-        def upload_folder(self, repo_id, folder_path, commit_message):
+        def upload_folder(self, repo_id, folder_path, commit_message, delete_patterns):
+            for path in [path for pattern in delete_patterns for path in (tmp_path / "hub" / repo_id).glob(pattern)]:
+                path.unlink()
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id, dirs_exist_ok=True)
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Stub)
@@ -221,6 +223,9 @@ class TestTheCommand:
         code, printed = push("me/public")
         assert (code, printed.out.strip()) == (0, "https://hub.example/me/public")
         assert not huggingface_hub.HfApi().repo_info("me/public").private
+        (statistics := remote / "me/public" / "vec_normalize.pkl").write_bytes(b"of an earlier run that normalized")
+        assert push("me/public")[0] == 0
+        assert statistics.exists() == (run.model_normalization() is not None)
         (remote / "me/public" / "README.md").unlink()
         code, printed = push("me/public", "--private")
         assert code == 2

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 
+from sb3_td3x.cli.progress import scores_text
 from sb3_td3x.publish import report
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
@@ -100,6 +101,17 @@ class TestContent:
         for heading in ("Learning curve", "Video of the best model", "Hyperparameters", "Versions", "stable-baselines3"):
             assert heading in text
         assert "net_arch: [16, 16]" in text
+
+    @pytest.mark.usefixtures("without_pictures")
+    def test_no_score_that_is_not_a_number_is_the_best(self, copied):
+        folder = RunDir.open(copied)
+        with np.load(folder.evaluations) as archive:
+            arrays = dict(archive)
+        arrays["results"][0], arrays["results"][1:] = np.nan, np.full_like(arrays["results"][1:], -5.0)
+        np.savez(folder.evaluations, **arrays)
+        (folder.path / "scores.csv").unlink()
+        assert "best -5" in scores_text(folder)
+        assert "best score -5" in " ".join(Parts(report.render(folder)).text.split())
 
     def test_has_a_chart_of_every_diagnostic(self, page):
         titles = [title for title, *_ in report.CHARTS if title not in ("Success rate",)]

@@ -194,7 +194,7 @@ class TestResumingWithoutTheReplayBuffer:
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)
-        with pytest.warns(UserWarning, match=r"^no updates until the replay buffer holds learning_starts \(30\)"):
+        with pytest.warns(UserWarning, match="^the replay buffer is refilled before updates are made"):
             loaded.learn(5, reset_num_timesteps=False)
         buffer = loaded.replay_buffer
         expected, _ = loaded.predict(buffer.observations[:5, 0])

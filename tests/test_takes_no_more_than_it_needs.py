@@ -71,3 +71,11 @@ def test_a_layer_that_is_exchanged_later_is_noticed_by_the_next_learn():
     algorithm.actor.mu[1] = th.nn.Dropout(0.1)
     algorithm.learn(20)
     assert algorithm.policy.has_modes
+
+
+def test_so_is_a_forward_of_the_users():
+    algorithm = model()
+    layer = algorithm.actor.mu[1]
+    layer.forward = lambda values: th.nn.functional.dropout(values, 0.1, layer.training)
+    algorithm.learn(20)
+    assert algorithm.policy.has_modes

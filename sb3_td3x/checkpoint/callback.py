@@ -23,7 +23,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
     due waits until the run can be resumed exactly: with one environment for the end of the episode, at most until the next
     save is due. It does not wait with several environments, whose episodes need not end together, or where the environment
     offers its state. A run that makes its last step is saved then; one that a callback ends is not, because SB3 has not stored
-    its last transition. Give it to ``learn``, after the other callbacks.
+    its last transition. Give it to ``learn``, before callbacks that change something in ``_on_rollout_start``, which a resumed
+    run calls again.
 
     :param save_freq: calls between two saves: environment steps with one environment
     :param save_path: folder of the checkpoints; one run per folder

@@ -58,9 +58,9 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
             setattr(callback, attribute, attributes[attribute])
         if envs is not None:
             env = callback.eval_env  # type: ignore[attr-defined]
-            if not env_state.set_envs(env, envs, [False] * env.num_envs):
+            if not env_state.set_envs(env, envs, [False] * env.num_envs) or envs["forgets"]:
                 problems.append(f"the environments of callback {name}")
-        if any(_attributes(cls) is None for cls in type(callback).__mro__ if issubclass(cls, BaseCallback)):
+        if _is_unknown(callback):
             problems.append(f"callback {name} (its class does not name its state in `resumable`)")
     missing = saved.keys() - present.keys()
     return problems + [f"callback {name} (it was not given)" for name in missing if saved[name]["matters"]]
@@ -114,6 +114,10 @@ def _names(callback: BaseCallback) -> list[str]:
     return [name for cls in type(callback).__mro__ for name in _attributes(cls) or ()]
 
 
+def _is_unknown(callback: BaseCallback) -> bool:
+    return any(_attributes(cls) is None for cls in type(callback).__mro__ if issubclass(cls, BaseCallback))
+
+
 def _matters(callback: BaseCallback) -> bool:
-    """Whether the run differs without its state: it has more than its count of calls, and does not only save."""
-    return len(_names(callback)) > 1 and not isinstance(callback, sb3.CheckpointCallback)
+    """Whether the run may differ without its state: it has more than its count of calls, and does not only save."""
+    return (len(_names(callback)) > 1 or _is_unknown(callback)) and not isinstance(callback, sb3.CheckpointCallback)

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import wrappers
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 
-from sb3_td3x.common.random_state import check_generator_state
+from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.common.transitions import running_mean_stds
 from sb3_td3x.common.vec_envs import vec_layers
 
@@ -27,6 +28,7 @@ LAYERS: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction), ()),
     **dict.fromkeys((wrappers.FilterObservation, wrappers.FlattenObservation, wrappers.RescaleObservation), ()),
     **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
+    **dict.fromkeys((wrappers.ClipReward, wrappers.DtypeObservation, wrappers.ReshapeObservation), ()),
     **dict.fromkeys((vec_env.VecTransposeImage, vec_env.VecCheckNan, vec_env.VecExtractDictObs), ()),
     wrappers.TimeLimit: ("_elapsed_steps",),
     wrappers.OrderEnforcing: ("_has_reset",),
@@ -34,7 +36,7 @@ LAYERS: dict[type, tuple[str, ...]] = {
     wrappers.NormalizeReward: ("return_rms", "discounted_reward"),
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
-    vec_env.VecNormalize: ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
+    vec_env.VecNormalize: ("training", "obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
 }
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
@@ -54,15 +56,16 @@ class ResumableEnv(gym.Wrapper):
         """Each layer's state, outermost first, ``None`` where it offers none, and what ``get`` says of them all."""
         layers = list(_layers(self.env))
         states = [_get_state(layer, was_reset) for layer in layers]
-        # As `reset(seed=...)` of `gym.Env` makes it; some environments have another `np_random`, of numpy's older kind
-        random = getattr(getattr(self.unwrapped, "_np_random", None), "bit_generator", None)
+        generator = getattr(self.unwrapped, "_np_random", None)
+        random = getattr(generator, "bit_generator", None)  # not of numpy's older kind
         without_state = [layer for layer, state in zip(layers[:-1], states, strict=False) if state is None and was_reset]
         return {
             "classes": [type(layer).__name__ for layer in layers],
             "layers": states,
             "forgets": _names(without_state),
             "random": None if random is None else random.state,
-            "complete": all(state is not None for state in states),  # not `in`, which compares arrays with ==
+            # Not `in`, which compares arrays with ==
+            "complete": all(state is not None for state in states) and (generator is None or random is not None),
         }
 
     def set_env_state(self, saved: dict[str, Any], resets: bool, rewind: bool) -> bool:
@@ -78,7 +81,10 @@ class ResumableEnv(gym.Wrapper):
             if resets and isinstance(layer, Monitor):
                 layer.needs_reset = True  # otherwise it may not allow one inside an episode
         if saved["random"] is not None:
-            gym.Env.np_random.fget(self.unwrapped).bit_generator.state = check_generator_state(saved["random"])
+            kind, generator = BIT_GENERATORS[saved["random"]["bit_generator"]], getattr(self.unwrapped, "_np_random", None)
+            if not isinstance(getattr(generator, "bit_generator", None), kind):
+                generator = self.unwrapped._np_random = np.random.Generator(kind())
+            generator.bit_generator.state = check_generator_state(saved["random"])  # type: ignore[union-attr]
         return True
 
 

@@ -281,8 +281,10 @@ class _Restoration:
             if model.action_noise is not None:
                 model.action_noise.reset()
             return [*problems, "the current episodes, which are cut here"]
-        if not _equal(first, self.last_obs):
-            return [*problems, "the environments: their reset gives another observation (wrap them in EpisodeSeeds, offer "
+        drawn = [inner["random"] for inner in env_state.get(env)["envs"] or ()]
+        as_saved = [inner["random"] for inner in saved["envs"] or ()]
+        if not (restored and _equal(first, self.last_obs) and all(map(_equal, drawn, as_saved))):
+            return [*problems, "the environments: their reset gives another episode (wrap them in EpisodeSeeds, offer "
                     "get_run_state, or take VecNormalize for NormalizeObservation)"]  # fmt: skip
         model._last_obs = self.last_obs
         return problems

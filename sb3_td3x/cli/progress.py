@@ -6,6 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
@@ -27,7 +28,7 @@ def scores_text(folder: RunDir) -> str:
     except ValueError:
         return "no score yet"
     means = results.mean(axis=1)
-    best = means.argmax()
+    best = np.nan_to_num(means, nan=-np.inf).argmax()
     return f"score {score_text(means[-1])}, best {score_text(means[best])} at {steps[best]:,} steps"
 
 

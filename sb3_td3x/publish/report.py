@@ -109,7 +109,7 @@ def _facts(
     evaluated = np.zeros(0) if scores is None else scores.steps
     done = int(max([0, *logged, *evaluated, *(checkpoint.steps for checkpoint in saved)]))
     if scores is not None:
-        best = int(scores.mean.argmax())
+        best = int(np.nan_to_num(scores.mean, nan=-np.inf).argmax())
         yield "best score", score_text(scores.mean[best]), f"at {scores.steps[best]:,.0f} steps"
         yield "last score", score_text(scores.mean[-1]), f"± {score_text(scores.spread[-1])} over its episodes"
     yield "steps", f"{done:,}", "" if not planned else "finished" if done >= planned else f"of {planned:,.0f}, unfinished"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.save_util import load_from_pkl
@@ -35,6 +36,8 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not trust:
             _check_statistics(loaded)
+    if loaded.observation_space != venv.observation_space:  # statistics of images that were transposed, as SB3's models do
+        venv = BaseAlgorithm._wrap_env(venv, monitor_wrapper=False)
     try:
         loaded.set_venv(venv)
     except AssertionError as error:

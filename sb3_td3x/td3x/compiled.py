@@ -19,6 +19,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.module import _has_any_global_hook
 
 from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
 from sb3_td3x.td3x import gradient_step, precision
@@ -335,6 +336,7 @@ def _hooks(tensors: PolicyTensors) -> list[bool]:
         or any(not type(hook).__module__.startswith("torch.") for hook in layer._forward_pre_hooks.values())  # spectral_norm's
         for layer in tensors.modules
     ]
+    layers.append(bool(_has_any_global_hook()))
     return layers + [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
 
 
@@ -344,7 +346,9 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     modules = tensors.modules[1:]  # no update calls the policy
     holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]
     numbers = [pair for module in holders for pair in vars(module).items() if isinstance(pair[1], kinds)]
-    return [th.get_num_threads(), *[module.training for module in tensors.modules], *_hooks(tensors), *numbers]
+    critics = [network for module in holders for network in vars(module).get("q_networks", ())]  # SB3's, in a plain list
+    modes = [th.get_num_threads(), th.is_autocast_enabled("cpu"), *[module.training for module in tensors.modules]]
+    return [*modes, *_hooks(tensors), *critics, *numbers]
 
 
 def _constants(tensors: PolicyTensors, guards: list[Any]) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ class PolicyTensors:
 
     def __init__(self, policy: TD3Policy):
         self.networks: dict[str, BaseModel] = {"critic": policy.critic, "actor": policy.actor}
-        self.modules = list(policy.modules())
+        self.modules = [module for _, module in policy.named_modules(remove_duplicate=False)]  # one may be called twice
         self.named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         self.trained = {name: trainable(network) for name, network in self.networks.items()}
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
@@ -259,8 +259,8 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
     """
     Take Adam's or AdamW's fused step without the bookkeeping of ``Optimizer.step``, which takes half as long again on a CPU,
     and without setting ``fused``, so that optimizers are saved as SB3's. Return whether it was taken: not with hooks, a
-    replaced ``step`` or another implementation that the user has chosen, nor for tensors of unequal strides, because it goes
-    through memory as it lies.
+    replaced ``step`` or another implementation that the user has chosen, nor for tensors of unequal shapes or strides,
+    because it goes through memory as it lies, also beyond its end.
     """
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
@@ -271,8 +271,9 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
     )
     kinds = {(parameter.device, parameter.dtype) for parameter in gradients}
     is_scattered = any(
-        not parameter.stride() == gradient.stride() == optimizer.state.get(parameter, {}).get("exp_avg", parameter).stride()
+        (tensor.shape, tensor.stride()) != (parameter.shape, parameter.stride())
         for parameter, gradient in gradients.items()
+        for tensor in (gradient, optimizer.state.get(parameter, {}).get("exp_avg", parameter))
     )
     if has_choice or is_scattered or len(kinds) > 1 or next(iter(gradients)).device.type not in ("cpu", "cuda"):
         return False

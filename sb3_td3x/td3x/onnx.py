@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import onnx
 
 OBSERVATION, ACTION = "observation", "action"
-TOLERANCE = 1e-5  # largest difference from `predict` that is accepted, as a share of half the action's range
+TOLERANCE = 1e-3  # difference from `predict` that is no rounding any more, as a share of half the action's range
 TRANSPARENT = (vec_env.VecMonitor, vec_env.VecCheckNan, vec_env.VecVideoRecorder)  # they do not change observations
 
 Tensors = dict[str, th.Tensor]
@@ -116,6 +116,8 @@ def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spac
         if (isinstance(env, VecNormalize) and env.norm_obs) or (isinstance(env, VecTransposeImage) and not env.skip):
             wrappers.insert(0, env)
         env = env.venv
+    if env is None:
+        raise ValueError("VecNormalize has no environment (a copy of a model loses it): set_env gives it one")
     if unwrap_vec_normalize(env) is not None:
         problem = f"{type(env).__name__} is around VecNormalize and cannot be part of the graph"
         raise ValueError(f"{problem}: put VecNormalize outermost, or give export_onnx an env without it and normalize before")

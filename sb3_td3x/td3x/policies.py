@@ -138,10 +138,10 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def look_for_modes(self) -> None:
         """Find out whether any layer depends on the mode, which then has to be switched at every step."""
-        modules = (*self.actor.modules(), *self.critic.modules())
-        # A hook may depend on the mode, as that of torch's `spectral_norm` does
+        # A hook may depend on the mode, as that of torch's `spectral_norm` does, and so may a `forward` of a user's
         self.has_modes = any(
-            type(module) not in WITHOUT_MODES or module._forward_pre_hooks or module._forward_hooks for module in modules
+            type(layer) not in WITHOUT_MODES or layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer)
+            for layer in (*self.actor.modules(), *self.critic.modules())
         )
 
     def set_training_mode(self, mode: bool) -> None:

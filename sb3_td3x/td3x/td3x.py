@@ -130,7 +130,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         "CnnPolicy": policies.CnnPolicy,
         "MultiInputPolicy": policies.MultiInputPolicy,
     }
-    only_in_checkpoints: ClassVar[tuple[str, ...]] = ("_updates_since_load",)
+    only_in_checkpoints: ClassVar[tuple[str, ...]] = ("_updates_since_load", "_may_lack_data")
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
@@ -398,15 +398,17 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if reset_num_timesteps or self.num_timesteps == 0:
             request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
+        if isinstance(self.replay_buffer, HerReplayBuffer):
+            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. Hindsight replay
         # needs an episode that has ended, and by `learning_starts` none may have
-        self._may_lack_data = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
+        if self._on_resume is None or self.replay_buffer.size() == 0:
+            self._may_lack_data = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
         if self.num_timesteps >= self.learning_starts > 0 and self._lacks_data():
-            needed = f"learning_starts ({self.learning_starts}) transitions, and for hindsight replay an ended episode"
-            advice = "load_replay_buffer loads a saved one, learning_starts may be set"
-            warnings.warn(f"no updates until the replay buffer holds {needed}: {advice}", stacklevel=5)
+            advice = "see learning_starts; load_replay_buffer loads a saved one"
+            warnings.warn(f"the replay buffer is refilled before updates are made: {advice}", stacklevel=5)
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
@@ -442,7 +444,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
         if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
+            self.replay_buffer.env = self.env  # also before `learn` has begun
         updater, losses = self._get_updater(), []
         updater.prepare(self.batch_size, self._updates_since_load)
         try:
@@ -636,13 +638,13 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         ``TD3X.predict`` is not part of it.
 
         Inputs are named ``observation``, or as the keys of a Dict observation; the output is ``action`` (``chosen_action``
-        if a key has that name). All have a batch axis of any size. The graph gives the actions of ``predict`` within 1e-5 of
-        half their range, which is checked before the file is written.
+        if a key has that name). All have a batch axis of any size. The graph gives the actions of ``predict`` up to rounding;
+        a difference of 0.001 of half their range is an error.
 
         :param path: the file to write, usually ``.onnx``
         :param env: its ``VecNormalize`` and ``VecTransposeImage`` become part of the graph; ``None`` is the model's own. A
-            model without an environment takes the normalized observations of its ``observation_space``. Gymnasium's wrappers
-            and ``VecFrameStack`` are not part of the graph, which takes their observations
+            model without an environment takes the normalized observations of its ``observation_space``. Other wrappers
+            are not part of the graph, which takes their observations and gives the actions that they take
         :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
             wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
         """

@@ -362,9 +362,10 @@ def test_what_only_the_optimizer_lists_is_trained():
 def test_a_hook_on_a_gradient_is_called_whatever_the_path():
     algorithm, calls = ready("auto"), []
     algorithm._updates_since_load = compiled.SWITCH_AFTER
-    next(iter(algorithm.critic.parameters())).register_hook(calls.append)
+    (parameter := next(iter(algorithm.critic.parameters()))).register_hook(calls.append)
     train_on(algorithm, range(2))
     assert len(calls) == 2
+    assert parameter.grad is None
 
 
 @pytest.mark.usefixtures("recorded")

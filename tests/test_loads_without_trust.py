@@ -191,12 +191,13 @@ def test_normalization_comes_back_without_trust(tmp_path):
 
 
 def test_normalization_of_a_run_on_images_fits_environments_as_they_are_made(tmp_path):
-    """The statistics are of transposed images, as models have them."""
-    make = [lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8))]
-    env = VecNormalize(VecTransposeImage(DummyVecEnv(make)), norm_obs=False)
-    env.save(str(tmp_path / "statistics.pkl"))
-    loaded = load_vecnormalize(tmp_path / "statistics.pkl", DummyVecEnv(make))
-    assert loaded.reset().shape == env.reset().shape == (1, 3, 36, 36)
+    """The statistics may be of transposed images, as models have them."""
+    made = [lambda: LineEnv(spaces.Box(0, 255, (36, 36, 3), np.uint8))]
+    for around, shape in ((VecTransposeImage, (1, 3, 36, 36)), (lambda env: env, (1, 36, 36, 3))):
+        env = VecNormalize(around(DummyVecEnv(made)))
+        env.save(str(tmp_path / "statistics.pkl"))
+        loaded = load_vecnormalize(tmp_path / "statistics.pkl", DummyVecEnv(made))
+        assert loaded.reset().shape == env.reset().shape == shape
 
 
 def test_sb3s_policy_files_are_read_too(tmp_path):

@@ -46,6 +46,9 @@ class TestReading:
         both = table(tmp_path / "a.csv").read_text(), table(tmp_path / "b.csv", seed=1).read_text().partition("\n")[2]
         head, *lines = "".join(both).splitlines()
         (tmp_path / "c.csv").write_text("\n".join([head, *sorted(lines, key=lambda line: line.split(",")[4]), ""]))
+        (tmp_path / "twice.csv").write_text("\n".join([head, *lines, *lines[:3], ""]))
+        with pytest.raises(ValueError, match=r"twice.csv holds more than one run of td3x, default, Hopper-v0, 0"):
+            scores.read([tmp_path / "twice.csv"])
         runs = scores.read([tmp_path / "c.csv"])
         assert [(run.seed, run.steps.tolist()) for run in runs] == [(0, [100, 200, 300]), (1, [100, 200, 300])]
 

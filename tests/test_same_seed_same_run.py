@@ -64,6 +64,12 @@ def test_torchs_own_seed_is_enough_for_the_target_noise_when_none_is_given():
     assert th.equal(*draws)
 
 
+def test_target_noise_is_not_drawn_from_torchs_generator():
+    learner, before = model().learn(20), th.get_rng_state()
+    learner.train(2, 8)
+    assert th.equal(th.get_rng_state(), before)
+
+
 class TestEpisodeSeeds:
     def starts(self, *stream, episodes=3):
         env = EpisodeSeeds(LineEnv(), *stream)

@@ -63,15 +63,32 @@ class TestACallbackThatReturnsNothing:
 
 
 @pytest.mark.parametrize("force_reset", [True, False])
-def test_other_environments_inside_a_step_are_refused_and_taken_afterwards(force_reset):
-    algorithm = model()
-    with pytest.raises(ValueError, match="set_env inside a step"):
-        algorithm.learn(20, lambda *_: algorithm.set_env(line_envs(1), force_reset))
+@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_start", "_on_rollout_end"])
+def test_other_environments_inside_a_rollout_are_refused_and_taken_afterwards(hook, force_reset):
+    class Exchanges(BaseCallback):
+        def _on_step(self):
+            return True
+
+    algorithm, callback = model(), Exchanges()
+    setattr(callback, hook, lambda: algorithm.set_env(line_envs(1), force_reset))
+    with pytest.raises(ValueError, match="set_env inside a rollout"):
+        algorithm.learn(20, callback)
     algorithm.set_env(line_envs(1))
     algorithm.learn(40)
     buffer = algorithm.replay_buffer
     moved = buffer.next_observations[:, :, 0] - buffer.observations[:, :, 0]
     np.testing.assert_allclose(moved, 0.2 * buffer.actions[:, :, 0], atol=1e-6)
+
+
+def test_other_environments_may_come_when_training_starts():
+    class Exchanges(BaseCallback):
+        def _on_training_start(self):
+            self.model.set_env(line_envs(1))
+
+        def _on_step(self):
+            return True
+
+    assert np.isfinite(model().learn(40, Exchanges()).replay_buffer.observations).all()
 
 
 def test_updates_from_a_buffer_that_was_filled_by_hand_need_no_call_of_learn():

@@ -142,8 +142,9 @@ class TestRandomGeneratorsAtLoad:
         model(seed=7).learn(40).save(tmp_path / "model")
         random.seed(1), np.random.seed(1), th.manual_seed(1)
         before = self.states()
-        TD3X.load(tmp_path / "model", env=LineEnv())
+        TD3X.load(tmp_path / "model", env=(env := DummyVecEnv([LineEnv])))
         assert self.states() == before
+        assert env._seeds == [None]
 
     def test_a_seed_given_to_load_is_used(self, tmp_path):
         model(seed=7).learn(40).save(tmp_path / "model")
@@ -194,7 +195,7 @@ class TestResumingWithoutTheReplayBuffer:
     def test_the_policy_acts_meanwhile(self, tmp_path):
         model(learning_starts=30).learn(60).save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)
-        with pytest.warns(UserWarning, match="^the replay buffer is refilled before updates are made"):
+        with pytest.warns(UserWarning, match="^no updates yet: the replay buffer lacks learning_starts transitions"):
             loaded.learn(5, reset_num_timesteps=False)
         buffer = loaded.replay_buffer
         expected, _ = loaded.predict(buffer.observations[:5, 0])

@@ -158,7 +158,7 @@ class TestDrivers:
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert "stopped; runs under way have saved a checkpoint" in printed
+        assert "stopped; runs under way save a checkpoint" in printed
         assert not any((StudyFolder.at(out).run(run) / "lock").exists() for run in runs)
 
         process = started_until(400)

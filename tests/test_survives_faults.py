@@ -154,6 +154,7 @@ def test_learning_without_a_log_leaves_no_folder(tmp_path, monkeypatch):
     for _ in range(3):
         learner.learn(1, reset_num_timesteps=False)
     assert list(tmp_path.iterdir()) == []
+    assert learner.logger.dir is None
 
 
 def test_a_disk_that_cannot_flush_folders_holds_models_and_checkpoints(tmp_path, monkeypatch):

@@ -121,11 +121,12 @@ def test_as_is_that_of_a_part_of_a_dict():
     np.testing.assert_array_equal(stored, np.array([end["whole"] for end in env.ends]))
 
 
-def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors():
+@pytest.mark.parametrize("episode", [3, {"number": 3}])
+def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors(episode):
     class Counts(LineEnv):
         def step(self, action):
             *result, info = super().step(action)
-            return *result, {**info, "episode": 3}
+            return *result, {**info, "episode": episode}
 
     learner = model(Counts()).learn(100)
     assert [episode["l"] for episode in learner.ep_info_buffer] == [20] * 5

@@ -133,12 +133,13 @@ def test_train_frequencies_with_as_many_updates_as_steps(train_freq):
 
 
 class Extractor(BaseFeaturesExtractor):
-    """With batch norm, dropout, a parameter that is never used and one that is frozen."""
+    """With batch norm, layer norm, dropout, a parameter that is never used and one that is frozen."""
 
     def __init__(self, space, width=5):
         super().__init__(space, width)
         size = space.shape[0]
-        self.net = th.nn.Sequential(th.nn.Linear(size, width), th.nn.BatchNorm1d(width), th.nn.Dropout(0.1), th.nn.ReLU())
+        norms = th.nn.BatchNorm1d(width), th.nn.LayerNorm(width)
+        self.net = th.nn.Sequential(th.nn.Linear(size, width), *norms, th.nn.Dropout(0.1), th.nn.ReLU())
         self.unused = th.nn.Parameter(th.ones(1))
         self.frozen = th.nn.Parameter(th.ones(1), requires_grad=False)
 

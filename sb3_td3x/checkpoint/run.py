@@ -291,6 +291,6 @@ class _Restoration:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
+    if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
     return np.array_equal(left, right)

@@ -40,12 +40,13 @@ def command(
     grid, runs = runs, runs if only is None else [runs[only]]
     folder = study.StudyFolder.at(place)
     try:
-        study.check(runs, folder)
+        study.check(grid, folder)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     console, table, summary = PlainConsole(), RunsTable(runs, folder), place / "summary.csv"
     if only is not None:  # one job of a scheduler
         console.print(f"{runs[0].name}, which prints to {folder.printed(runs[0])}")
+        folder.runs.mkdir(parents=True, exist_ok=True)
         study.attempt(study.train_td3x, folder, runs[0])
     else:
         threads = max(run.options.get("threads", 1) for run in runs)
@@ -62,16 +63,16 @@ def command(
                     if live is None:
                         console.print(table.line(run))
         except KeyboardInterrupt:
-            console.print("stopped; runs under way have saved a checkpoint")
-    folder.write_summary(grid, summary)
-    _report(console, table, summary)
+            console.print("stopped; runs under way save a checkpoint, or say in their output.log why not")
+    _report(console, table, grid, summary)
 
 
-def _report(console: PlainConsole, table: "RunsTable", summary: Path) -> None:
-    """Print the result of the study; exit code 1 unless every run is finished."""
+def _report(console: PlainConsole, table: "RunsTable", grid: "list[StudyRun]", summary: Path) -> None:
+    """Print the result of the study and write its summary; exit code 1 unless every run is finished."""
     for run, error in table.errors.items():
         if error:
             console.print(f"{run.name} failed: {error}\n  see {table.folder.printed(run)}")
+    table.folder.write_summary(grid, summary)
     done = sum(map(table.folder.is_finished, table.runs))
     console.print(f"{done} of {len(table.runs)} runs are done → {summary}")
     if done < len(table.runs):

@@ -100,7 +100,7 @@ class RunLock:
 
 def is_touched(folder: Path) -> bool:
     """Whether the folder's lock was refreshed within a lease, so that probably a process writes there; for display only."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         return time.time() - (folder / LOCK).stat().st_mtime < LEASE_SECONDS
     return False
 

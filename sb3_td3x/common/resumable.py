@@ -89,9 +89,9 @@ class Resumable(OffPolicyAlgorithm):
         return super().learn(total_timesteps, *args, **kwargs)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        if not self._is_stored and self._last_obs is not None:
+        if self._is_watched:
             advice = "end learn there and continue with learn(..., reset_num_timesteps=False)"
-            raise ValueError(f"set_env inside a step (a callback's _on_step) would mix two environments: {advice}")
+            raise ValueError(f"set_env inside a rollout (in a callback) would mix two environments: {advice}")
         super().set_env(env, force_reset)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
@@ -115,7 +115,7 @@ class Resumable(OffPolicyAlgorithm):
         if self._stops_before_next_step:
             self._stops_before_next_step, self._stopped_in_rollout = False, True
             raise StopTraining
-        if self._is_watched and self._is_env_used_by_others():
+        if self._is_watched and (self._last_obs is None or self._is_env_used_by_others()):
             self._begin_new_episodes()
         self._is_stored = not self._is_watched  # next, the environments make this step
         return super()._sample_action(*args, **kwargs)
@@ -191,12 +191,16 @@ class Resumable(OffPolicyAlgorithm):
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, such as the number of the episode."""
-        own = [info if isinstance(info.get("episode", {}), dict) else {**info, "episode": None} for info in infos]
+
+        def is_monitors(episode: Any) -> bool:
+            return isinstance(episode, dict) and {"r", "l"} <= episode.keys()
+
+        own = [info if "episode" not in info or is_monitors(info["episode"]) else {**info, "episode": None} for info in infos]
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the hooks, which hold the environments, and ``learn``'s own logger."""
-        state = {**self.__dict__, "_env_hooks": ()}
+        state = {**self.__dict__, "_env_hooks": (), "_is_watched": None}
         if not self._custom_logger and "_logger" in state:
             state["_logger"] = Logger(None, [])  # it may hold the terminal; the next `learn` makes its own
         if not self._is_stored:  # inside a step, as by a callback: the copy begins a new episode

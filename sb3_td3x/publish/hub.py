@@ -22,7 +22,6 @@ from sb3_td3x.saving.pickle_files import load_vecnormalize
 
 STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
-PULLED = ["*.zip", "*.yml", STATISTICS, VIDEO]
 METRICS = "train_eval_metrics.zip"
 
 
@@ -80,7 +79,8 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
         if not (is_public := private and not api.repo_info(repo_id).private):  # an existing one keeps its visibility
             api.upload_folder(
-                repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent", delete_patterns=PULLED
+                repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent",
+                delete_patterns=[f"{ALGORITHM}-*.zip", STATISTICS, VIDEO],  # of another run that was pushed before
             )  # fmt: skip
     except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
         needs = "a missing connection or token is a usual reason: hf auth login, or the variable HF_TOKEN"
@@ -93,7 +93,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 def pull(repo_id: str, out: Path) -> RunDir:
     """Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust."""
     try:
-        folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=PULLED))
+        folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
     except Exception as error:  # as for an upload
         raise ValueError(f"{repo_id} cannot be downloaded: {error}") from error
     models = [path.name for path in folder.glob("*.zip") if path.name != METRICS]

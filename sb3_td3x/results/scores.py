@@ -113,6 +113,9 @@ def of_table(path: Path) -> list[Scores]:
         runs[tuple(row[name] for name in TABLE_COLUMNS[:4])].append([row[name] for name in SCORE_COLUMNS])
     if not runs:
         raise ValueError(f"{path} has no scores yet")
+    for run, values in runs.items():
+        if len({steps for steps, *_ in values}) < len(values):
+            raise ValueError(f"{path} holds more than one run of {', '.join(map(str, run))}")
     return [
         Scores(_label(algo, setting), env_id, seed, path, *np.array(sorted(values, key=lambda row: row[0])).T)
         for (algo, setting, env_id, seed), values in runs.items()

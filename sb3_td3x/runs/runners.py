@@ -123,8 +123,8 @@ def on_ray(address: str, threads: int = 1) -> Runner:
                     error = ""
                     try:
                         ray.get(done)
-                    except ray.exceptions.RayTaskError:
-                        error = folder.last_line(pending[done])
+                    except ray.exceptions.RayTaskError as failed:  # also of a machine that cannot reach the study's folder
+                        error = " ".join(str(failed.cause).split())
                     except ray.exceptions.RayError as lost:  # its machine was lost too often
                         error = " ".join(str(lost).split())
                     yield pending.pop(done), error

@@ -83,7 +83,8 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
     both = {key for key in common.keys() & keys.keys() if isinstance(common[key], dict) and isinstance(keys[key], dict)}
     kept = {key: {name: common[key][name] for name in common[key] if str(name).split(".")[0] not in keys[key]} for key in both}
     entry = {**common, **keys, **{key: {**kept[key], **keys[key]} for key in both}}
-    algo, setting, entry = entry.pop("algo", algorithms[0]), entry.pop("setting", "default"), parse_yaml_scalar(entry)
+    algo, setting = entry.pop("algo", algorithms[0]), entry.pop("setting", Path(str(entry.get("preset", "default"))).stem)
+    entry = parse_yaml_scalar(entry)
     check_choice("algo", algo, algorithms)
     setting = str(setting) if type(setting) in (int, float) else setting
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
@@ -127,7 +128,7 @@ class StudyFolder:
     def last_line(self, run: StudyRun) -> str:
         """The last line that the run has printed: of a run that failed, the error."""
         text = self.printed(run).read_text("utf-8", "replace") if self.printed(run).is_file() else ""
-        return (text.splitlines() or [""])[-1][:2_000]
+        return (text.rstrip().splitlines() or ["it failed before it could say why"])[-1][:2_000]
 
     def table(self, run: StudyRun) -> Path:
         return self.tables / f"{run.name}.csv"
@@ -176,7 +177,7 @@ Train = Callable[[StudyRun, Path], bool]  # begins or resumes the run in this fo
 def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     """Make what is left of a run; whether it is finished now, not stopped. ``RunLockedError`` if another attempt stays."""
     path = folder.run(run)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=True)  # not its parents, which a machine without the shared folder lacks
     # The terminal belongs to the table of runs
     with folder.printed(run).open("a", 1, "utf-8", "replace") as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201
@@ -219,7 +220,7 @@ def check(runs: list[StudyRun], folder: StudyFolder) -> None:
 
 def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     place, table, asked = RunDir(folder.run(run), run.env), folder.table(run), run.experiment()
-    if not Store(place.checkpoints).paths():
+    if not Store(place.checkpoints).paths() and not (folder.is_finished(run) and place.config_file.is_file()):
         if folder.is_finished(run):  # its folder was removed
             total, steps = asked.hyperparameters()["n_timesteps"], folder.progress(run).steps
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more

@@ -9,6 +9,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.save_util import load_from_pkl
+from stable_baselines3.common.utils import check_shape_equal
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.errors import ModelFileError
@@ -36,7 +37,9 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not trust:
             _check_statistics(loaded)
-    if loaded.observation_space != venv.observation_space:  # statistics of images that were transposed, as SB3's models do
+    try:
+        check_shape_equal(loaded.observation_space, venv.observation_space)
+    except AssertionError:  # of images that were transposed, as SB3's models do?
         venv = BaseAlgorithm._wrap_env(venv, monitor_wrapper=False)
     try:
         loaded.set_venv(venv)

@@ -347,7 +347,8 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]
     numbers = [pair for module in holders for pair in vars(module).items() if isinstance(pair[1], kinds)]
     critics = [network for module in holders for network in vars(module).get("q_networks", ())]  # SB3's, in a plain list
-    modes = [th.get_num_threads(), th.is_autocast_enabled("cpu"), *[module.training for module in tensors.modules]]
+    autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
+    modes = [th.get_num_threads(), autocast, *[module.training for module in tensors.modules]]
     return [*modes, *_hooks(tensors), *critics, *numbers]
 
 

@@ -15,7 +15,7 @@ SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")  # b
 
 def register() -> None:
     """Register TD3X with rl-zoo3 before a script of it reads its arguments; ``ImportError`` if it is not installed."""
-    from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt, utils
+    from rl_zoo3 import ALGOS, exp_manager, hyperparams_opt
 
     from sb3_td3x.td3x.td3x import TD3X
 
@@ -25,8 +25,8 @@ def register() -> None:
     # rl-zoo3 evaluates the text of `replay_buffer_class` in this module, which imports HerReplayBuffer only
     for name in presets.CLASSES["replay_buffer_class"][1]:
         setattr(exp_manager, name, presets.known_class("replay_buffer_class", name))
-    for module in (utils, exp_manager):  # SB3's has the same values up to rounding, and models with it load without trust
-        module.SimpleLinearSchedule = lambda rate: LinearSchedule(rate, 0.0, 1.0)  # type: ignore[attr-defined]
+    # SB3's has the same values up to rounding, and models with it load without trust
+    vars(exp_manager)["SimpleLinearSchedule"] = lambda rate: LinearSchedule(rate, 0.0, 1.0)
 
 
 def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:

@@ -86,9 +86,13 @@ def test_other_environments_may_come_when_training_starts():
             self.model.set_env(line_envs(1))
 
         def _on_step(self):
+            if self.num_timesteps == 25:
+                self.training_env.reset()
             return True
 
-    assert np.isfinite(model().learn(40, Exchanges()).replay_buffer.observations).all()
+    buffer = model().learn(40, Exchanges()).replay_buffer
+    moved = (buffer.next_observations - buffer.observations)[: buffer.size(), 0, 0]
+    np.testing.assert_allclose(moved, 0.2 * buffer.actions[: buffer.size(), 0, 0], atol=1e-6)
 
 
 def test_updates_from_a_buffer_that_was_filled_by_hand_need_no_call_of_learn():

@@ -40,7 +40,7 @@ def command(
     grid, runs = runs, runs if only is None else [runs[only]]
     folder = study.StudyFolder.at(place)
     try:
-        study.check(grid, folder)
+        study.check(grid, folder, runs)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     console, table, summary = PlainConsole(), RunsTable(runs, folder), place / "summary.csv"

@@ -142,7 +142,8 @@ class Resumable(OffPolicyAlgorithm):
         return sum([hook.calls for hook in self._env_hooks])
 
     def _begin_new_episodes(self) -> None:
-        """Truncate the unfinished episodes in the replay buffer and reset the environments."""
+        """Truncate the unfinished episodes in the replay buffer and reset the environments, which may be others now."""
+        self._env_hooks = hook_uses(self.env)  # type: ignore[arg-type]
         truncate_episodes(self.replay_buffer)
         self._last_obs = self.env.reset()  # type: ignore[union-attr, assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
@@ -200,7 +201,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the hooks, which hold the environments, and ``learn``'s own logger."""
-        state = {**self.__dict__, "_env_hooks": (), "_is_watched": None}
+        state = {**self.__dict__, "_env_hooks": (), "_is_watched": self._is_watched and None}
         if not self._custom_logger and "_logger" in state:
             state["_logger"] = Logger(None, [])  # it may hold the terminal; the next `learn` makes its own
         if not self._is_stored:  # inside a step, as by a callback: the copy begins a new episode

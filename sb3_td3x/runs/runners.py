@@ -124,7 +124,7 @@ def on_ray(address: str, threads: int = 1) -> Runner:
                     try:
                         ray.get(done)
                     except ray.exceptions.RayTaskError as failed:  # also of a machine that cannot reach the study's folder
-                        error = " ".join(str(failed.cause).split())
+                        error = " ".join(f"{type(failed.cause).__name__}: {failed.cause}".split())[:2_000]
                     except ray.exceptions.RayError as lost:  # its machine was lost too often
                         error = " ".join(str(lost).split())
                     yield pending.pop(done), error

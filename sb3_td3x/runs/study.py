@@ -208,11 +208,16 @@ def train_td3x(run: StudyRun, path: Path) -> bool:
     return experiment.train(prepared)
 
 
-def check(runs: list[StudyRun], folder: StudyFolder) -> None:
-    """``ValueError`` naming the first run with invalid settings, or others than it was begun with; damage is left alone."""
+def check(runs: list[StudyRun], folder: StudyFolder, here: Collection[StudyRun] | None = None) -> None:
+    """
+    ``ValueError`` naming the first run with invalid settings, or others than it was begun with; damage is left alone.
+
+    :param here: runs that this machine makes and has to have what they ask for; ``None`` for all
+    """
     for run in runs:
         try:
-            experiment.check(run.experiment())
+            if here is None or run in here:
+                experiment.check(run.experiment())
             _require_same(run, folder)
         except ValueError as error:
             raise ValueError(f"{run.setting}, {run.env}: {error}") from error

@@ -35,15 +35,17 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
         raise ValueError("statistics are for an SB3 VecEnv, such as make_vec_env gives, not for a single environment")
     with explained_errors(path, "the VecNormalize"), opened(path, suffix="pkl") as file:
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
+        if not isinstance(loaded, VecNormalize):
+            raise ModelFileError(f"it holds {described(loaded)}, no VecNormalize")
         if not trust:
             _check_statistics(loaded)
     try:
-        check_shape_equal(loaded.observation_space, venv.observation_space)
-    except AssertionError:  # of images that were transposed, as SB3's models do?
-        venv = BaseAlgorithm._wrap_env(venv, monitor_wrapper=False)
-    try:
+        try:
+            check_shape_equal(loaded.observation_space, venv.observation_space)
+        except AssertionError:  # of images that were transposed, as SB3's models do?
+            venv = BaseAlgorithm._wrap_env(venv, monitor_wrapper=False)
         loaded.set_venv(venv)
-    except AssertionError as error:
+    except (AssertionError, NotImplementedError) as error:
         raise ValueError(f"{path} does not fit the environments: {error}") from error
     return loaded
 
@@ -77,10 +79,8 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
                 raise ModelFileError(f"its {name} are not the numbers of {size} steps of {n_envs} environments")
 
 
-def _check_statistics(loaded: Any) -> None:
+def _check_statistics(loaded: VecNormalize) -> None:
     """Check that statistics have the shape of the observations: they are used at every step."""
-    if not isinstance(loaded, VecNormalize):
-        raise ModelFileError(f"it holds {described(loaded)}, no VecNormalize")
     moments: list[tuple[Any, Any]] = [(loaded.ret_rms, ())]
     if loaded.norm_obs and isinstance(loaded.observation_space, spaces.Dict):
         moments += [(loaded.obs_rms[key], loaded.observation_space[key].shape) for key in loaded.norm_obs_keys or ()]

@@ -407,8 +407,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self._on_resume is None or self.replay_buffer.size() == 0:
             self._may_lack_data = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
         if self.num_timesteps >= self.learning_starts > 0 and self._lacks_data():
-            needed = "learning_starts transitions, or for hindsight replay an ended episode"
-            warnings.warn(f"no updates yet: the replay buffer lacks {needed} (load_replay_buffer loads one)", stacklevel=5)
+            lacks = "the replay buffer lacks learning_starts transitions, or for hindsight replay an ended episode"
+            warnings.warn(f"no updates yet: {lacks} (load_replay_buffer loads a saved buffer)", stacklevel=5)
         if isinstance(self.policy, policies.TD3XPolicy):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates

@@ -1,7 +1,6 @@
 """One gradient update: losses, gradients by autograd (``compiled.py`` replaces only these), optimizers' steps, targets."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch as th
@@ -103,14 +102,10 @@ class PolicyTensors:
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         self.with_buffers = [pair for pair in pairs if [*pair[0].buffers()]]
+        self.hidden_layers = precision.hidden_layers(policy)  # those whose products ``precision="bf16"`` rounds
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
-
-    @cached_property
-    def hidden_layers(self) -> list[nn.Linear]:
-        """Those whose products ``precision="bf16"`` rounds."""
-        return precision.hidden_layers(self.modules[0])
 
     def is_current(self) -> bool:
         """Whether the policy and its optimizers still use the same tensors and modules."""

@@ -10,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,23 +114,19 @@ class TestOneWriter:
             ours.require_ours()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_living_one_whose_lock_seems_empty_is_not(self, tmp_path, monkeypatch):
+    def test_a_living_one_whose_lock_seems_empty_is_not(self, tmp_path):
         """As on a folder of a network, where what was written may take a while to be seen."""
-
-        def beats_meanwhile(seconds):
-            if seconds >= lock.LEASE_SECONDS / 3:
-                os.utime(tmp_path / "lock")
 
         with RunLock(tmp_path):
             os.truncate(tmp_path / "lock", 0)
-            monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=beats_meanwhile))
-            monkeypatch.setattr(lock, "LEASE_SECONDS", 30)
+            threading.Timer(1, os.utime, [tmp_path / "lock"]).start()
             with pytest.raises(RunLockedError), RunLock(tmp_path):
                 pass
 
     def test_one_that_is_about_to_write_into_its_lock_is_not(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "LEASE_SECONDS", 3)  # longer than what is left of the wait when it writes
         (tmp_path / "lock").touch()
-        monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=lambda _: leave_lock(tmp_path)))
+        threading.Timer(3.5, leave_lock, [tmp_path]).start()
         with pytest.raises(RunLockedError, match=f"process {os.getpid()} on "), RunLock(tmp_path):
             pass
 

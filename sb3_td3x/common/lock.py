@@ -30,14 +30,14 @@ class RunLock:
         self._lease = _lease(folder / LOCK)
 
     def __enter__(self) -> "RunLock":
-        self._remove_empty()
         if self._acquires(0) or self._acquires(0):  # the first attempt may only remove a dead process's lock
             return self
-        (patience, is_lease), before = self._patience(), _stamp(self.folder / LOCK)
+        before = _stamp(self.folder / LOCK)
+        patience, is_lease = self._patience(before)
         if self._acquires(patience):
             return self
         if is_lease and _stamp(self.folder / LOCK) == before is not None:
-            # No heartbeat, and filelock takes over by exchanging two names, which NFS refuses
+            # No heartbeat, and filelock takes over by exchanging two names, which NFS refuses, and never an empty file
             (self.folder / LOCK).unlink(missing_ok=True)
             if self._acquires(0):
                 return self
@@ -65,32 +65,20 @@ class RunLock:
         problem = "is no longer locked by this process, so another one may have resumed the run since: resume it again"
         raise CheckpointError(self.folder, problem)
 
-    def _remove_empty(self) -> None:
-        """
-        A process killed after it made the file and before it wrote to it leaves it empty; filelock never removes that.
-
-        On a network folder the lock of a living process may look empty for a while too, but that process refreshes it.
-        """
-        path = self.folder / LOCK
-        with suppress(OSError):
-            if (before := path.stat()).st_size == 0:
-                problem = f"waiting {LEASE_SECONDS:.0f} seconds for a sign of whoever left {path} empty"
-                logging.getLogger(__name__).warning(problem)
-                time.sleep(LEASE_SECONDS)
-                now = path.stat()
-                if (now.st_size, now.st_ino, now.st_ctime_ns) == (0, before.st_ino, before.st_ctime_ns):
-                    path.unlink()
-
-    def _patience(self) -> tuple[float, bool]:
+    def _patience(self, stamp: tuple[int, int, int] | None) -> tuple[float, bool]:
         """Seconds to wait for the lock, and whether that is for a sign of a holder that may be dead."""
-        owner = self._lease.owner
-        if owner is None:
+        if (owner := self._lease.owner) is not None:
+            if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid, owner.start):
+                return self.patience, False
+            whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
+            problem = f"waiting up to {int(LEASE_SECONDS)} seconds for a sign of {whose}"
+        elif stamp is not None and stamp[0] == 0:
+            # Of a process that was killed before it wrote to it; on a network folder that of a living one may look so too
+            problem = f"waiting {int(LEASE_SECONDS)} seconds for a sign of whoever left {self.folder / LOCK} empty"
+        else:
             # It was just released, or is damaged, and filelock removes a damaged one after two seconds
             return max(5, self.patience), False
-        if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid, owner.start):
-            return self.patience, False
-        whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
-        logging.getLogger(__name__).warning("waiting up to %d seconds for a sign of %s", LEASE_SECONDS, whose)
+        logging.getLogger(__name__).warning(problem)
         return LEASE_SECONDS + 2, True
 
     def _locked(self) -> RunLockedError:
@@ -125,10 +113,10 @@ def _has_ended(pid: int, start: int | None = None) -> bool:
         return Path("/proc/self").exists()
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What every heartbeat of the lock's holder changes."""
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """The size of a file, and what every heartbeat of the lock's holder changes."""
     with suppress(OSError):
-        return (found := path.stat()).st_ino, found.st_ctime_ns
+        return (found := path.stat()).st_size, found.st_ino, found.st_ctime_ns
     return None
 
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from sb3_td3x import TD3X, cli
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.zoo import __main__ as launcher
-from sb3_td3x.zoo import hyperparams
+from sb3_td3x.zoo import hyperparams, main, with_our_preset
 
 ROOT = Path(__file__).parent.parent
 SCHEDULE = "learning_rate:'lin_1e-3'"
@@ -198,7 +197,7 @@ class TestLauncher:
     def refused(monkeypatch, capsys, *arguments):
         monkeypatch.setattr(sys, "argv", ["zoo", *arguments])
         with pytest.raises(SystemExit) as ended:
-            launcher.main()
+            main()
         return ended.value.code, "".join(capsys.readouterr())
 
     def test_without_rl_zoo_it_says_what_to_install(self, monkeypatch, capsys):
@@ -221,4 +220,4 @@ class TestLauncher:
     )
     def test_our_preset_is_for_td3x(self, arguments, is_ours):
         added = ["--conf-file", "sb3_td3x.zoo"] if is_ours else []
-        assert launcher.with_our_preset(arguments) == [*added, *arguments]
+        assert with_our_preset(arguments) == [*added, *arguments]

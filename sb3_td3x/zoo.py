@@ -1,5 +1,9 @@
-"""TD3X in rl-zoo3, under the name ``td3x``: see docs/zoo.md."""
+"""TD3X in rl-zoo3, see docs/zoo.md. ``python -m sb3_td3x.zoo <script> ...``: a script of it that knows ``--algo td3x``."""
 
+import argparse
+import runpy
+import sys
+import warnings
 from typing import Any
 
 from stable_baselines3.common.utils import LinearSchedule
@@ -10,6 +14,10 @@ from sb3_td3x.results.run_dir import ALGORITHM
 hyperparams = {env: {key: entry[key] for key in entry if key != "noise_dt"} for env, entry in presets.table("default").items()}
 """The preset ``default`` as rl-zoo3, which has no ``noise_dt``, reads it: ``--conf-file sb3_td3x.zoo``."""
 
+SCRIPTS = {
+    **{name: f"rl_zoo3.{name}" for name in ("train", "enjoy", "record_video")},
+    **{name: f"rl_zoo3.plots.{name}" for name in ("all_plots", "plot_train", "plot_from_file")},
+}
 SEARCHED = ("n_quantiles", "top_quantiles_to_drop_per_net", "policy_delay")  # besides the settings of rl-zoo3's TD3
 
 
@@ -52,3 +60,31 @@ def convert(sampled_params: dict[str, Any]) -> dict[str, Any]:
     if entry["noise_type"] is None:  # rl-zoo3 would pass noise_type to the constructor
         entry.update(noise_type="normal", noise_std=0.0)
     return {**entry, **{name: sampled_params[name] for name in SEARCHED}}
+
+
+def main() -> None:
+    """Register TD3X and run the script, which parses all arguments but the first."""
+    parser = argparse.ArgumentParser("python -m sb3_td3x.zoo", description="rl-zoo3's scripts, with --algo td3x.")
+    parser.add_argument("script", choices=SCRIPTS, help="what to run; SCRIPT --help lists its options")
+    parser.add_argument("arguments", nargs="...", help="the script's options")
+    script = parser.parse_args(sys.argv[1:2]).script
+    try:
+        register()
+    except ImportError as error:
+        parser.error(f"{error}: pip install 'rl_zoo3[plots]' requests moviepy")
+    sys.argv[1:] = with_our_preset(sys.argv[2:]) if script == "train" else sys.argv[2:]
+    # Importing rl_zoo3.plots imports the script; `python -m rl_zoo3.plots.all_plots` gives the same warning
+    warnings.filterwarnings("ignore", "'rl_zoo3.* found in sys.modules", RuntimeWarning)
+    runpy.run_module(SCRIPTS[script], run_name="__main__", alter_sys=True)
+
+
+def with_our_preset(arguments: list[str]) -> list[str]:
+    """Add the preset ``default`` as the hyperparameter file if the arguments of ``train`` name TD3X; a file in them wins."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--algo")
+    options, _ = parser.parse_known_args(arguments)
+    return ["--conf-file", "sb3_td3x.zoo", *arguments] if options.algo == ALGORITHM else arguments
+
+
+if __name__ == "__main__":
+    main()

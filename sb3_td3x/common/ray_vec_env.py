@@ -68,8 +68,8 @@ class RayVecEnv(VecEnv):
         self._parts = [slice(start, start + self._per_actor) for start in range(0, self.num_envs, self._per_actor)]
         # Ray repeats the call in which an actor died after it has rebuilt the actor; see _Environments.step
         retries = {"max_restarts": max_restarts, "max_task_retries": -1 if max_restarts else 0}
-        self._actor_options = {"num_cpus": num_cpus, **retries, **(actor_options or {})}
-        remote = ray.remote(**self._actor_options)(_Environments)
+        actor_options = {"num_cpus": num_cpus, **retries, **(actor_options or {})}
+        remote = ray.remote(**actor_options)(_Environments)
         # Actors only know the environments of Gymnasium
         registered = {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("gymnasium.")}
         makers = [partial(_make, env_fn, registered) for env_fn in env_fns]
@@ -77,8 +77,13 @@ class RayVecEnv(VecEnv):
         self._last_obs: VecEnvObs | None = None
         self._stepping: list[ray.ObjectRef] = []
         try:
-            observation_space, action_space = self._wait_for_start(start_timeout)
-            super().__init__(self.num_envs, observation_space, action_space)
+            calls = [actor.spaces.remote() for actor in self._actors]
+            _, late = ray.wait(calls, num_returns=len(calls), timeout=start_timeout)
+            if late:
+                has = f"They need {actor_options}; Ray has {ray.available_resources()} left"
+                advice = "Lower num_cpus, add machines, or raise start_timeout"
+                raise ValueError(f"{len(late)} of {len(calls)} actors are not up after {start_timeout:g} s. {has}. {advice}")
+            super().__init__(self.num_envs, *self._get(calls)[0])
         except BaseException:
             self._end_actors()  # `close` would wait for those that have not started
             raise
@@ -87,8 +92,7 @@ class RayVecEnv(VecEnv):
         self._stepping = [actor.step.remote(actions[part]) for actor, part in zip(self._actors, self._parts, strict=True)]
 
     def step_wait(self) -> VecEnvStepReturn:
-        results = zip(*self._get(self._stepping), strict=True)
-        observations_of_actors, rewards, dones, infos_of_actors, reset_infos = results
+        observations_of_actors, rewards, dones, infos_of_actors, reset_infos = zip(*self._get(self._stepping), strict=True)
         observations, infos = _joined(observations_of_actors), list(chain(*infos_of_actors))
         if rebuilt := [index for index, info in enumerate(infos) if info.get(REBUILT)]:
             # There is no observation before the first step of a run that was resumed inside an episode
@@ -161,16 +165,6 @@ class RayVecEnv(VecEnv):
             dead = sorted({actor for call, actor in zip(calls, called, strict=True) if _has_no_result(call)})
             which = [index for actor in dead for index in range(self.num_envs)[self._parts[actor]]]
             raise EnvironmentDiedError(which, f"ended: {str(error).splitlines()[-1]}") from error
-
-    def _wait_for_start(self, timeout: float) -> tuple[gym.Space, gym.Space]:
-        """The spaces, once every actor has built its environments."""
-        calls = [actor.spaces.remote() for actor in self._actors]
-        _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
-        if late:
-            has = f"They need {self._actor_options}; Ray has {ray.available_resources()} left"
-            advice = "Lower num_cpus, add machines, or raise start_timeout"
-            raise ValueError(f"{len(late)} of {len(calls)} actors are not up after {timeout:g} s. {has}. {advice}")
-        return self._get(calls)[0]
 
 
 class _Environments:

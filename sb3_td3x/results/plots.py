@@ -59,7 +59,8 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
         for block, axis in enumerate(x):
             first = 1 + block * columns * rows // len(x)
             for place, runs in enumerate(groups.values(), first):
-                _draw_environment(picture.add_subplot(rows, columns, place), runs, axis, looks)
+                panel = picture.add_subplot(rows, columns, place, title=runs[0].env_id)
+                _draw_environment(panel, runs, axis, looks)
         _explain(picture, scores, looks)
     return picture
 
@@ -68,9 +69,7 @@ def run_curve(scores: Scores, axis: str) -> Figure:
     """One run's learning curve without title and caption, for a page that has its own."""
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(5.4, 3.0), layout="constrained")
-        axes = picture.add_subplot()
-        _draw_environment(axes, [scores], axis, {scores.label: LOOKS[0]})
-        axes.set_title("")
+        _draw_environment(picture.add_subplot(), [scores], axis, {scores.label: LOOKS[0]})
     return picture
 
 
@@ -82,8 +81,7 @@ def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
         for color, (name, (steps, values)) in zip(cycle(COLORS), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None
             axes.plot(steps, values, color=color, linewidth=1.5, marker=marker, markersize=4, label=name)
-        _label_x(axes, "steps")
-        axes.set_xlabel("")
+        _format_x(axes, "steps")
         if len(lines) > 1:
             axes.legend(handlelength=1.2, loc="best")
     return picture
@@ -96,13 +94,12 @@ def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapp
             marker = "o" if len(x) == 1 else None
             axes.plot(x, mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
             axes.fill_between(x, low, high, color=look["color"], alpha=0.17, linewidth=0 if marker is None else 1)
-    axes.set(title=runs[0].env_id, ylabel="return per episode")
-    _label_x(axes, axis)
+    axes.set(xlabel=AXES[axis], ylabel="return per episode")
+    _format_x(axes, axis)
 
 
-def _label_x(axes: Axes, axis: str) -> None:
+def _format_x(axes: Axes, axis: str) -> None:
     axes.set_xlim(left=0)
-    axes.set_xlabel(AXES[axis])
     unit, minutes = ("s", 1 / 60) if axes.get_xlim()[1] < 2 else ("min", 1)
     times = FuncFormatter(lambda at, _: f"{at / minutes:g} {unit}")
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else times)

@@ -1,4 +1,4 @@
-"""The package is ten subpackages; imports go down only, importing is cheap, and nothing runs or unpickles text freely."""
+"""Imports between the package's rooms go down only, importing is cheap, and nothing runs or unpickles text freely."""
 
 import ast
 import subprocess

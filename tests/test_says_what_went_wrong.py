@@ -15,7 +15,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x import TD3X, errors
+from sb3_td3x import TD3X, TD3XCheckpointCallback, errors
 from tests.tools import LineEnv, filled, largest_difference, line_envs, model, weights
 
 
@@ -80,7 +80,7 @@ def test_other_environments_inside_a_rollout_are_refused_and_taken_afterwards(ho
     np.testing.assert_allclose(moved, 0.2 * buffer.actions[:, :, 0], atol=1e-6)
 
 
-def test_other_environments_may_come_when_training_starts():
+def test_other_environments_may_come_when_training_starts(tmp_path):
     class Exchanges(BaseCallback):
         def _on_training_start(self):
             self.model.set_env(line_envs(1))
@@ -90,7 +90,7 @@ def test_other_environments_may_come_when_training_starts():
                 self.training_env.reset()
             return True
 
-    buffer = model().learn(40, Exchanges()).replay_buffer
+    buffer = model().learn(40, [TD3XCheckpointCallback(20, tmp_path), Exchanges()]).replay_buffer
     moved = (buffer.next_observations - buffer.observations)[: buffer.size(), 0, 0]
     np.testing.assert_allclose(moved, 0.2 * buffer.actions[: buffer.size(), 0, 0], atol=1e-6)
 

@@ -8,7 +8,6 @@ What it prints goes to ``<number>.txt`` beside the file, and the file is replace
 import argparse
 import contextlib
 import json
-import runpy
 import sys
 import traceback
 from pathlib import Path
@@ -88,7 +87,7 @@ def run(arguments):
     if arguments[0] in globals():
         return globals()[arguments[0]]()
     sys.argv[1:] = arguments
-    runpy.run_module("sb3_td3x.zoo", run_name="__main__", alter_sys=True)
+    zoo.main()
     if "matplotlib.pyplot" in sys.modules:
         pyplot = sys.modules["matplotlib.pyplot"]
         axes = [axis for number in pyplot.get_fignums() for axis in pyplot.figure(number).axes]

@@ -98,6 +98,8 @@ class Resumable(OffPolicyAlgorithm):
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated
         watched, self._is_watched = _WatchedCallback(callback, self), True
         try:
+            if self._last_obs is None:  # a callback has brought other environments when training started
+                self._begin_new_episodes()
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
             self._is_stored |= rollout.continue_training  # also by a subclass that stores transitions in its own way
         except StopTraining:
@@ -115,7 +117,7 @@ class Resumable(OffPolicyAlgorithm):
         if self._stops_before_next_step:
             self._stops_before_next_step, self._stopped_in_rollout = False, True
             raise StopTraining
-        if self._is_watched and (self._last_obs is None or self._is_env_used_by_others()):
+        if self._is_watched and self._is_env_used_by_others():
             self._begin_new_episodes()
         self._is_stored = not self._is_watched  # next, the environments make this step
         return super()._sample_action(*args, **kwargs)

@@ -19,6 +19,10 @@ REFUSED = {
     "a single number": (spaces.Box(-1, 1, ()), "has no axis or is empty"),
     "an empty Box": (spaces.Box(-1, 1, (0,)), "has no axis or is empty"),
     "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* has no axis or is empty"),
+    **{
+        f"Dict with the key {key!r}": (spaces.Dict({key: VECTOR}), "not allow for a module, or would take for code")
+        for key in ("a.b", "", "keys", 'a"', "a\\", "a\rb", "a\nb")
+    },
     "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
     **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type", "a.b", "")},
 }

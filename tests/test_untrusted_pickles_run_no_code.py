@@ -192,6 +192,7 @@ CRASHES = {
     "an array of endless sides": an_array((2**62, 2**62, 0), F8, b""),
     "an array of a negative side": an_array((-1,), F8, b""),
     "an array of many sides": an_array((1,) * 1000, F8, b"12345678"),
+    "an array of more sides than numpy has room for": an_array((1, 1, 1, 0) + (1,) * 96, F8, b""),
     "an array of numbers as sides": an_array((1.0,), F8, b"12345678"),
     "addresses as objects": an_array((1,), OBJECT, b"12345678"),
     "addresses as objects in a buffer": Calls(_BUFFER, b"12345678", OBJECT, (1,), "C"),

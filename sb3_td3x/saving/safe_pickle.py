@@ -294,7 +294,7 @@ def _dtype(name: str, align: bool = False, copy: bool = True) -> np.dtype:
 
 def _fill(array: np.ndarray, shape: Any, dtype: Any, is_fortran: Any, data: Any) -> None:
     """Give an empty array its numbers, or its list of objects."""
-    if not all(type(side) is int and side >= 0 for side in shape):
+    if len(shape) > 32 or not all(type(side) is int and side >= 0 for side in shape):  # numpy writes beyond its own limit
         raise ModelFileError(f"a pickle holds an array of the shape {shape!r}")
     if not isinstance(dtype, np.dtype) or type(data) is not (list if dtype.kind == "O" else bytes):
         raise NotAllowed(f"an array of {dtype}")

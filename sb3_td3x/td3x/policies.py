@@ -247,6 +247,11 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     return {**policy_kwargs, "n_quantiles": n_quantiles}
 
 
+def is_module_name(key: str) -> bool:
+    """Whether torch can make a part of that name; when it exports a network, it pastes the name into source code."""
+    return bool(key) and key.isprintable() and not {*key} & {*'."\\'} and not hasattr(nn.ModuleDict(), key)
+
+
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
     """Refuse observations that the features extractor or SB3's preprocessing cannot handle: ``ValueError``."""
     if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
@@ -261,8 +266,8 @@ def check_observation_space(space: spaces.Space, features_extractor_class: type)
             problem = "has no axis or is empty"
         elif isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
             problem = "has more than one axis"
-        elif features_extractor_class is CombinedExtractor and ("." in key or not key or hasattr(nn.ModuleDict(), key)):
-            problem = "has a name that torch does not allow for a module"
+        elif features_extractor_class is CombinedExtractor and not is_module_name(key):
+            problem = "has a name that torch does not allow for a module, or would take for code"
         else:
             continue
         advice = "wrap the environment with gymnasium.wrappers.FlattenObservation, which makes one vector, and use MlpPolicy"

@@ -185,6 +185,14 @@ class TestPull:
             hub.pull(REPO, tmp_path / "logs")
         assert not (tmp_path / "logs").exists()
 
+    def test_an_archive_of_logs_that_would_fill_the_disk_is_refused(self, repository, snapshot, tmp_path):
+        shutil.copytree(repository, snapshot)
+        with zipfile.ZipFile(snapshot / "train_eval_metrics.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("scores.csv", bytes(10**7))
+        with pytest.raises(ValueError, match="would unpack to 10000000"):
+            hub.pull(REPO, tmp_path / "logs")
+        assert not (tmp_path / "logs").exists()
+
     @pytest.mark.parametrize("forged", [".", ".."])
     def test_a_forged_environment_leads_nowhere_else(self, forged, repository, snapshot, tmp_path):
         shutil.copytree(repository, snapshot)
@@ -281,6 +289,15 @@ def test_statistics_that_need_trust_are_said_to(tmp_path):
     env.save(str(run.normalization))
     hub.write(run, tmp_path / "unsafe", REPO, episodes=1, trust=True)
     assert "runs code of its author" in card_of(tmp_path / "unsafe")[1]
+
+
+def test_what_links_lead_to_is_not_uploaded_without_trust(tmp_path):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    (tmp_path / "secret").write_text("token")
+    (run.path / "x.csv").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"x\.csv leads out of the run's folder"):
+        hub.write(run, tmp_path / "here", REPO, episodes=1)
+    assert not (tmp_path / "here").exists()
 
 
 def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):

@@ -133,7 +133,18 @@ class TestContent:
     def test_shows_the_command_that_made_the_run(self, page):
         assert commands(page)[0] == shlex.split(COMMAND)
 
-    @pytest.mark.parametrize("command", ["rm -rf /", "td3x train --env 'a", None, ["td3x", "train"]])
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "rm -rf /",
+            "td3x train --env 'a",
+            None,
+            ["td3x", "train"],
+            "td3x train --env logs.evil:A-v0",
+            "td3x train --env=logs.evil:A-v0",
+            "td3x train --env A-v0 --set env_wrapper=logs.evil.Wrapper",
+        ],
+    )
     @pytest.mark.usefixtures("without_pictures")
     def test_shows_no_other_command_for_it(self, command, copied):
         run = RunDir.open(copied)
@@ -248,6 +259,15 @@ class TestUntrustedRuns:
         arguments = {**hostile.arguments(), "command": f"td3x train --resume {hostile.path} --trust"}
         hostile.args_file.write_text(yaml.safe_dump(arguments))
         assert not any("--trust" in command for command in commands(report.render(hostile)))
+
+    def test_their_links_show_nothing_else(self, hostile, tmp_path):
+        hostile.video.unlink(missing_ok=True)
+        (tmp_path / "secret").write_text("token")
+        hostile.video.parent.mkdir(exist_ok=True)
+        hostile.video.symlink_to(tmp_path / "secret")
+        with pytest.raises(ValueError, match="leads out of the run's folder"):
+            report.write(hostile, tmp_path / "page.html")
+        assert not (tmp_path / "page.html").exists()
 
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
     @pytest.mark.usefixtures("without_pictures")

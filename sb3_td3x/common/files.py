@@ -5,16 +5,18 @@ import hashlib
 import os
 import tempfile
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from sb3_td3x.errors import CheckpointError
+from sb3_td3x.errors import CheckpointError, ModelFileError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk or the user's quota is full."""
+MAX_RATIO = 20  # how many times its own size the members of a zip file may declare to have
 CANNOT_FLUSH_FOLDERS = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Errors of file systems that flush files but not folders, such as a folder shared with a virtual machine."""
 
@@ -75,10 +77,20 @@ def require_writable(path: Path) -> None:
             pass
 
 
+def check_zip(archive: zipfile.ZipFile, size: int) -> None:
+    """``ModelFileError`` for members in an unusual compression, or far larger than the file of ``size`` bytes."""
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
+        raise ModelFileError("it is compressed in a way that its kind of file is not")
+    declared = sum(member.file_size for member in archive.infolist())
+    if declared > MAX_RATIO * size:
+        raise ModelFileError(f"it has {size} bytes and would unpack to {declared}")
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file; ``ValueError`` if it is damaged or holds objects."""
     try:
         with np.load(path) as archive:
+            check_zip(archive.zip, path.stat().st_size)
             return {name: archive[name] for name in archive.files}
     except OSError:
         raise

@@ -14,6 +14,7 @@ import yaml
 from jinja2 import Template
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_td3x.common import files
 from sb3_td3x.common.registration import PACKAGES
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, EVALUATIONS, LOG, SCORES, RunDir, file_name, read_settings
@@ -36,6 +37,8 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
+    if not trust:
+        run.require_no_links()  # a link of an untrusted run may lead to a secret
     returns = play.evaluate(run, episodes, seed, "cpu", trust)
     is_safe = not trust or _loads_without_trust(run)
     out.mkdir(parents=True, exist_ok=True)
@@ -106,6 +109,7 @@ def pull(repo_id: str, out: Path) -> RunDir:
     if (folder / METRICS).is_file():
         try:
             with zipfile.ZipFile(folder / METRICS) as archive:
+                files.check_zip(archive, (folder / METRICS).stat().st_size)
                 logs = {name: archive.read(name) for name in (EVALUATIONS, LOG, SCORES) if name in archive.namelist()}
         except Exception as error:  # zipfile and zlib have no common class of errors
             raise ValueError(f"{METRICS} of {repo_id} cannot be read: {error}") from error

@@ -45,6 +45,7 @@ def write(run: RunDir, out: Path) -> None:
     """Write the page of a run, or of what an unfinished one has; ``ValueError`` if its settings cannot be read."""
     if out.suffix != ".html":
         raise ValueError(f"a report is an .html file, not {out.name!r}")
+    run.require_no_links()  # what they lead to would be in the page
     files.write(out, render(run).encode(errors="replace"))
 
 
@@ -148,7 +149,7 @@ def _lines(values: Any) -> list[tuple[str, str]]:
 def _commands(
     run: RunDir, saved: Sequence[Checkpoint], planned: float, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Title and command line, safe to paste whatever the run's files say; none for a run of rl-zoo3's scripts."""
+    """Title and command line; none for a run of rl-zoo3's scripts."""
     if arguments.get("algo") != ALGORITHM or "overrides" not in arguments:
         return
     if command := run.command():

@@ -96,9 +96,10 @@ class RunDir:
         return found
 
     def require_no_links(self) -> None:
-        """``ValueError`` for a link that leads out of the folder: for runs that are not trusted and about to be written to."""
+        """``ValueError`` for a link out of the folder: for an untrusted run that is to be written to or shown to others."""
         if link := files.link_out_of(self.path):
-            raise ValueError(f"{link} leads out of the run's folder: if you trust the run, say so with trust=True (--trust)")
+            advice = "put the file itself there, or, if you trust the run, say so with trust=True (--trust)"
+            raise ValueError(f"{link} leads out of the run's folder: {advice}")
 
     def require_no_run(self) -> None:
         """``ValueError`` unless the folder is empty or holds what is left of a run that never made a step."""
@@ -128,14 +129,14 @@ class RunDir:
         return self.arguments().get("env_kwargs") or self.config().get("env_kwargs")
 
     def command(self) -> str | None:
-        """The ``td3x train`` command that made the run, quoted so that it is safe to paste; ``None`` if none is known."""
+        """The ``td3x train`` command that made the run, quoted as one; ``None`` for none or one that may run other code."""
         try:
             words = shlex.split(str(self.arguments().get("command") or ""))
         except ValueError:
             return None
-        # A run's own command begins it; with --resume a forged one could ask for --trust
-        is_own = words[:2] == ["td3x", "train"] and not any(word.startswith("--resume") for word in words)
-        return shlex.join(words) if is_own else None
+        # A forged one could resume with --trust, or name a module that lies in the run's folder
+        may_run_code = any(re.search(r"^--resume|\w:\w|wrapper|callback", word) for word in words)
+        return shlex.join(words) if words[:2] == ["td3x", "train"] and not may_run_code else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``; ``ValueError`` for none, or damaged ones."""

@@ -100,9 +100,12 @@ class TestArchives:
         assert [path.name for path in tmp_path.rglob("*")] == ["a", "b"]
         assert not Path("/escaped").exists()
 
-    @pytest.mark.parametrize("member", ["data", "policy.pth", "actor.optimizer.pth", "critic.optimizer.pth"])
-    def test_a_missing_member_is_named(self, zipped, member):
-        with pytest.raises(ModelFileError, match=f"lacks {member}"):
+    @pytest.mark.parametrize(
+        ("member", "named"),
+        [("data", "lacks data"), ("policy.pth", "lacks policy"), ("actor.optimizer.pth", "not of policy, critic.optimizer")],
+    )
+    def test_a_missing_member_is_named(self, zipped, member, named):
+        with pytest.raises(ModelFileError, match=named):
             TD3X.load(io.BytesIO(packed({key: value for key, value in members(zipped).items() if key != member})))
 
     def test_tensors_of_a_part_that_a_model_does_not_have_are_refused(self, zipped):
@@ -119,6 +122,15 @@ class TestArchives:
         assert isinstance(TD3X.load(io.BytesIO(packed(members(zipped), zipfile.ZIP_DEFLATED))), TD3X)
         with pytest.raises(ModelFileError, match="compressed in a way"):
             TD3X.load(io.BytesIO(packed(members(zipped), zipfile.ZIP_LZMA)))
+
+    @pytest.mark.parametrize("where", ["member", "attribute"])
+    def test_control_characters_in_names_do_not_reach_the_terminal(self, zipped, where):
+        name = "\x1b]0;owned\x07"
+        parts = members(zipped) | ({f"{name}.pth": b""} if where == "member" else {})
+        content = packed(parts) if where == "member" else with_attributes(zipped, **{name: print})
+        with pytest.raises(ModelFileError, match="control characters") as raised:
+            TD3X.load(io.BytesIO(content))
+        assert str(raised.value).isprintable()
 
     def test_compressed_tensors_are_refused(self, zipped):
         parts = members(zipped)

@@ -2,7 +2,7 @@
 Saved models: the zip that SB3 writes, read without running code of whoever made it.
 
 SB3 writes attributes as JSON, pickling those that JSON cannot hold, and tensors with ``torch.save``. Here all of them go
-through ``safe_pickle``. SB3's ``load`` then gets a zip that holds only the attributes' names, and their values beside it.
+through ``safe_pickle``. SB3's ``load`` then gets a zip with the tensors and the attributes' names, and their values beside it.
 """
 
 import base64
@@ -28,7 +28,6 @@ from sb3_td3x.common import files, validation
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
-from sb3_td3x.saving.safe_pickle import NotAllowed
 
 FORMAT_VERSION = 1  # in every saved model; raised when an older program can no longer read what a newer one writes
 
@@ -36,9 +35,7 @@ SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_g
 """The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
 
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
-TENSORS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
-VARIABLES = "pytorch_variables.pth"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
-MAX_RATIO = 20  # how many times the file's own size its members may declare to have
+VARIABLES = "pytorch_variables"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
 NOT_FOR_LOAD = {"policy", "env", "lr_schedule", "_init_setup_model"}
 """What ``load`` does not take as keywords: it has an ``env`` of its own, and ``learning_rate`` makes the schedule."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
@@ -66,9 +63,9 @@ class ModelFile:
         for member in filter(lambda name: name.endswith(".pth"), self.members):
             try:
                 states[member.removesuffix(".pth")] = safe_pickle.load_tensors(self.members[member])
-            except (NotAllowed, ModelFileError) as error:
+            except (safe_pickle.NotAllowed, ModelFileError) as error:
                 raise ModelFileError(f"{self.name} cannot be loaded: {member}: {error}") from error
-        if states.pop("pytorch_variables", None):
+        if states.pop(VARIABLES, None):
             advice = "if it is yours, load it with trust=True"
             raise ModelFileError(f"{self.name} cannot be loaded: it has tensors beside the networks; {advice}")
         return states
@@ -92,7 +89,8 @@ def load(
     saved: Any
     with explained_errors(file.name):
         if trust:
-            saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
+            saved, tensors, variables = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
+            tensors |= {VARIABLES: variables} if variables else {}
             # SB3 leaves out what it cannot read, and a default would take its place
             if lost := sorted(file.attributes.keys() - saved.keys() - changes.keys() - {"lr_schedule"}):
                 raise ModelFileError(f"SB3 cannot read {lost[0]}: give it as custom_objects={{{lost[0]!r}: ...}}")
@@ -107,14 +105,13 @@ def load(
         env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
-            io.BytesIO(_zip_of_names(file, saved, trust)),
+            io.BytesIO(_zip_for_sb3(file, saved, tensors)),
             env,
             device,
             saved,  # as custom objects, which SB3 does not unpickle
             print_system_info,
             force_reset,
             _loading=True,
-            _loaded_tensors=tensors,
             **_with_consequences(changes, saved),
         )
         state, model.noise_generator = model.noise_generator, th.Generator()
@@ -122,7 +119,7 @@ def load(
             model.noise_generator.set_state(th.from_numpy(state.copy()))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
-    del model._loading, model._loaded_tensors
+    del model._loading
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:
@@ -154,7 +151,7 @@ def set_parameters(
     """The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken."""
     if not isinstance(source, dict):
         source = read(source).tensors()
-    source, names = source or model._loaded_tensors, model._get_torch_save_params()[0]
+    names = model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
@@ -174,17 +171,15 @@ def read(path: PathOrFile) -> ModelFile:
     with opened(path, suffix="zip") as file:
         content = file.read()
     with explained_errors(path) as name, zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if missing := sorted({"data", *TENSORS} - set(archive.namelist())):
+        if missing := sorted({"data", "policy.pth"} - set(archive.namelist())):
             raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
-        if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
-            raise ModelFileError(f"{name} is compressed in a way that saved models are not")
-        declared = sum(member.file_size for member in archive.infolist())
-        if declared > MAX_RATIO * len(content):
-            raise ModelFileError(f"{name} has {len(content)} bytes and would unpack to {declared}")
+        files.check_zip(archive, len(content))
         members = {member: archive.read(member) for member in archive.namelist()}
         attributes = json.loads(members.pop("data"))
         if not isinstance(attributes, dict) or "policy_delay" not in attributes:
             raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3")
+        if not all(map(str.isprintable, (*members, *attributes))):  # a terminal obeys control characters
+            raise ModelFileError(f"{name} names a member or an attribute with control characters")
         version = attributes.get("format_version", FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise ModelFileError(f"{name} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it")
@@ -212,7 +207,7 @@ def explained_errors(path: Any, what: str = "the model") -> Iterator[str]:
         yield name
     except OSError:
         raise
-    except NotAllowed as error:
+    except safe_pickle.NotAllowed as error:
         raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
         raise error if str(error).startswith(name) else ModelFileError(f"{name} cannot be loaded: {error}") from error
@@ -258,7 +253,7 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
         elif isinstance(value, dict) and ":serialized:" in value:
             try:
                 value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
-            except NotAllowed as error:
+            except safe_pickle.NotAllowed as error:
                 if name not in changes:
                     raise UntrustedModelError(name, str(error), file.name) from error
                 value = changes[name]
@@ -266,15 +261,16 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     return attributes
 
 
-def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> bytes:
+def _zip_for_sb3(file: ModelFile, attributes: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
         # SB3 prints it: no control characters that an untrusted file may hold
         lines = file.members.get("system_info.txt", b"").decode(errors="replace").splitlines()
         archive.writestr("system_info.txt", "\n".join(ascii(line)[1:-1] for line in lines))
-        if trust and VARIABLES in file.members:
-            archive.writestr(VARIABLES, file.members[VARIABLES])
+        for name, states in tensors.items():
+            with archive.open(f"{name}.pth", "w") as member:
+                th.save(states, member)
     return zipped.getvalue()
 
 

@@ -15,7 +15,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from sb3_td3x.errors import ModelFileError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, opened
-from sb3_td3x.saving.safe_pickle import described
 
 _PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
 
@@ -36,7 +35,7 @@ def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = Fals
     with explained_errors(path, "the VecNormalize"), opened(path, suffix="pkl") as file:
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not isinstance(loaded, VecNormalize):
-            raise ModelFileError(f"it holds {described(loaded)}, no VecNormalize")
+            raise ModelFileError(f"it holds {safe_pickle.described(loaded)}, no VecNormalize")
         if not trust:
             _check_statistics(loaded)
     try:
@@ -55,7 +54,7 @@ def read_buffer(path: PathOrFile, trust: bool) -> ReplayBuffer:
     with explained_errors(path, "the replay buffer"), opened(path, suffix="pkl") as file:
         loaded = load_from_pkl(file) if trust else safe_pickle.load(file)
         if not isinstance(loaded, ReplayBuffer):
-            raise ModelFileError(f"it holds {described(loaded)}, no replay buffer")
+            raise ModelFileError(f"it holds {safe_pickle.described(loaded)}, no replay buffer")
         if not trust:
             _check_buffer(loaded)
     return loaded

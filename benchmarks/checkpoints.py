@@ -49,8 +49,6 @@ def collect(model: TD3, count: int) -> None:
     buffer.full = buffer.full or buffer.pos + count >= buffer.buffer_size
     buffer.pos = (buffer.pos + count) % buffer.buffer_size
     model.num_timesteps += count
-    if isinstance(model, TD3X):
-        model._steps_added += count  # which it counts where it stores
 
 
 def written(folder: Path, before: float) -> int:

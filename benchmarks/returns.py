@@ -68,7 +68,7 @@ def train_sb3(run: StudyRun, folder: Path) -> bool:
         train_env = environments.open_env(run.env, run.seed, environments.TRAINING)
         eval_env = environments.open_env(run.env, run.seed, environments.EVALUATION)
         saved = Store(place.checkpoints).checkpoints()
-        if saved and saved[-1].is_finished:
+        if saved and saved[-1].steps >= options["steps"]:
             return True
         if saved:
             model = resume_run(place.checkpoints, train_env, trust=True, algorithm=algorithm, device="cpu")

@@ -79,7 +79,7 @@ def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_
     assert times == sorted(times)
     assert evaluated(whole) == evaluated(killed) == [150, 300, 450, STEPS]
     assert not (killed.path / "lock").exists()
-    assert Store(killed.checkpoints).checkpoints()[-1].is_finished
+    assert Store(killed.checkpoints).checkpoints()[-1].steps == STEPS
 
 
 def evaluated(run):

@@ -43,7 +43,7 @@ class TestDamaged:
         for number in range(DAMAGES):
             victim = victims[number % len(victims)]
             content = victim.read_bytes()
-            victim.write_bytes(damaged(content, chance))
+            victim.write_bytes(content[:-1] if number < len(victims) else damaged(content, chance))
             with pytest.raises(CheckpointError) as raised:
                 resume_run(folder, seeded())
             assert victim.name in str(raised.value)

@@ -9,8 +9,10 @@ import pytest
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import TD3XCheckpointCallback, replay, resume_run, save_run
 from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError
@@ -36,6 +38,18 @@ class TestTheReplayBuffer:
     @pytest.mark.parametrize("more", [30, 130, 300])
     def test_is_saved_whole_however_much_of_it_is_new(self, more, tmp_path):
         learner = model(seeded(), buffer_size=100).learn(150)
+        save_run(learner, tmp_path)
+        learner.learn(more, reset_num_timesteps=False)
+        save_run(learner, tmp_path)
+        self.assert_saved(learner, tmp_path)
+
+    @pytest.mark.parametrize("more", [30, 100, 200])
+    def test_of_a_subclass_that_stores_in_its_own_way_is_saved_too(self, more, tmp_path):
+        class Storing(TD3X):
+            def _store_transition(self, *args):
+                OffPolicyAlgorithm._store_transition(self, *args)
+
+        learner = model(seeded(), cls=Storing, buffer_size=100).learn(150)
         save_run(learner, tmp_path)
         learner.learn(more, reset_num_timesteps=False)
         save_run(learner, tmp_path)
@@ -225,3 +239,41 @@ class TestWhenItSaves:
     def test_an_invalid_frequency_is_refused(self, often, tmp_path):
         with pytest.raises(ValueError, match="save_freq must be"):
             TD3XCheckpointCallback(often, tmp_path)
+
+
+class Closed(VecEnv):
+    """As libraries write them whose environments are not Python objects."""
+
+    def __init__(self):
+        self.inner = DummyVecEnv([LineEnv])
+        super().__init__(1, self.inner.observation_space, self.inner.action_space)
+
+    def reset(self):
+        return self.inner.reset()
+
+    def step_async(self, actions):
+        self.inner.step_async(actions)
+
+    def step_wait(self):
+        return self.inner.step_wait()
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        return [None]
+
+    def set_attr(self, attr_name, value, indices=None):
+        raise NotImplementedError
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        raise NotImplementedError
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False]
+
+
+def test_a_run_is_saved_whose_environments_take_no_calls(tmp_path):
+    save_run(model(Closed()).learn(20), tmp_path)
+    with pytest.warns(UserWarning, match="not restored exactly: the current episodes|not restored exactly: the environments"):
+        assert resume_run(tmp_path, Closed()).learn(40, resume=True).num_timesteps == 40

@@ -1,5 +1,6 @@
 """An untrusted checkpoint changes nothing outside of the run that resumes it."""
 
+import math
 import os
 import pickle
 import shutil
@@ -148,7 +149,9 @@ class TestAnUntrustedCheckpoint:
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored"):
             resume_run(run, seeded()).learn(60, evaluation(run), resume=True)
 
-    @pytest.mark.parametrize("change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}])
+    @pytest.mark.parametrize(
+        "change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}, {"steps": math.inf}]
+    )
     def test_whose_manifest_is_invalid_is_refused(self, run, change):
         forge(run, lambda manifest, state: manifest.update(change))
         with pytest.raises(CheckpointError, match=r"manifest.json (has|cannot|lists)"):

@@ -159,7 +159,10 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
         return [getattr(inner, name)(*values) for inner, values in zip(outermost, arguments, strict=True)]
     if isinstance(env, VecEnvWrapper) or not env.has_attr(name):  # such a wrapper is around something of another library
         return None
-    return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
+    try:
+        return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
+    except NotImplementedError:  # by its `get_attr` SB3 takes every name for one that it has
+        return None
 
 
 def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:

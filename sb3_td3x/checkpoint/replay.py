@@ -5,6 +5,7 @@ stored; step n, of all environments, lies at index ``n % buffer_size``.
 """
 
 import uuid
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,24 @@ MARKS = ("ep_start", "ep_length", "_current_ep_start", "priorities", "_largest")
 CHUNK_SIZE = 10_000
 
 
-def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any], new_steps: int) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any]) -> dict[str, Any]:
     """
     Write the transitions that ``previous``, what this very buffer was last saved as or loaded from, does not hold.
 
-    :param new_steps: steps that were added since
     :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
-    total = previous.get("added", 0) + new_steps
-    if previous and new_steps >= 0 and (total % buffer.buffer_size, total >= buffer.buffer_size) == (buffer.pos, buffer.full):
+    total = previous.get("added", 0)
+    total += (buffer.pos - total) % buffer.buffer_size
+    if previous and buffer.full == (total >= buffer.buffer_size):
         added = total
         # Without the last one: where an episode is cut, its last transition changes
         chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
         sizes = {folder / chunk["file"]: chunk["bytes"] for chunk in chunks}
-        if not all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
-            chunks = []  # a file is gone or cut off
+        is_there = all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+        if not is_there or any(chunk.get("last row") != _row(buffer, chunk["last"]) for chunk in chunks):
+            chunks = []  # a file is gone or cut off, or all of the buffer was written anew
     first, rows = chunks[-1]["last"] if chunks else added - buffer.size(), max(CHUNK_SIZE // buffer.n_envs, 1)
     while first < added:
         # Ends before round numbers, where saves often fall: the next save writes the last file again, here one step only
@@ -112,4 +114,10 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
     rows: Any = slice(start, end) if start < end else np.arange(first, last) % buffer.buffer_size
     arrays: dict[str, Any] = {name: array[rows] for name, array in _memory(buffer).items()}
     files.write(path, lambda partial: np.savez(partial, **arrays))
-    return {"file": path.name, "first": first, "last": last, **files.describe(path)}
+    return {"file": path.name, "first": first, "last": last, "last row": _row(buffer, last), **files.describe(path)}
+
+
+def _row(buffer: ReplayBuffer, last: int) -> int:
+    """A checksum of the transitions that ``last`` counts last: random actions make it another one for others."""
+    row = (last - 1) % buffer.buffer_size
+    return zlib.crc32(b"".join(array[row].tobytes() for array in _memory(buffer).values()))

@@ -17,7 +17,6 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
-from sb3_td3x.checkpoint.callback_state import Callbacks
 from sb3_td3x.checkpoint.store import Checkpoint, Store, as_checkpoint_error, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
@@ -44,7 +43,7 @@ def versions() -> dict[str, str]:
 def save_run(
     model: Resumable,
     folder: str | Path,
-    callbacks: Callbacks = (),
+    callbacks: callback_state.Callbacks = (),
     *,
     keep_last: int = 2,
     name_prefix: str = "td3x",
@@ -104,8 +103,6 @@ def save_run(
             if path.exists():
                 shutil.copyfile(path, partial / name)
         manifest: dict[str, Any] = {
-            "total": model._total_timesteps,
-            "updates": model._n_updates,
             "replay": _save_buffer(model, store, partial, last) if with_replay_buffer else {},
             "logs": log_state.lengths(model.logger, env, store.folder),
             "machine": _machine(model),
@@ -113,7 +110,7 @@ def save_run(
             "inside rollout": model._stopped_in_rollout,
         }
         checkpoint = complete(manifest)
-        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer), model._steps_added)
+        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer))
         store.prune(keep_last)
     return checkpoint
 
@@ -174,7 +171,7 @@ def resume_run(
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
         problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
     newest = store.checkpoints()[-1].manifest["number"]
-    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer), model._steps_added)
+    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer))
     _last_saves[model] = {store.folder: last}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
@@ -187,7 +184,6 @@ class _LastSave:
     newest: int = 0  # number of the newest checkpoint when the model was last saved or resumed
     replay: dict[str, Any] = field(default_factory=dict)  # what its replay buffer was saved as or loaded from then
     buffer: ref[ReplayBuffer] | None = None
-    steps: int = 0  # `model._steps_added` then
 
 
 _last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictionary()
@@ -205,7 +201,7 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) 
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
     is_same = last.buffer is not None and last.buffer() is buffer
-    return replay.save(buffer, store.chunks, last.replay if is_same else {}, model._steps_added - last.steps)
+    return replay.save(buffer, store.chunks, last.replay if is_same else {})
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:

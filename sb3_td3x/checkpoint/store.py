@@ -33,10 +33,6 @@ class Checkpoint:
         """Environment steps made."""
         return self.manifest["steps"]
 
-    @property
-    def is_finished(self) -> bool:
-        return 0 < self.manifest["total"] <= self.steps
-
     def check(self) -> None:
         """Raise a ``CheckpointError`` that names the file of this checkpoint that is missing or damaged."""
         for name, described in self.manifest["files"].items():
@@ -178,8 +174,8 @@ def as_checkpoint_error(path: Path, problem: str = "cannot be restored") -> Iter
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON, with its own checksum in the first line."""
-    text = json.dumps(manifest, indent=1)
-    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
+    text = json.dumps(manifest, indent=1) + "\n"
+    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode()
 
 
 def _read(folder: Path) -> Checkpoint | CheckpointError:
@@ -189,14 +185,14 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         return CheckpointError(path, "is missing")
     try:
         seal, _, text = path.read_bytes().decode().partition("\n")
-        if hashlib.sha256(text.removesuffix("\n").encode()).hexdigest() != seal:
+        if hashlib.sha256(text.encode()).hexdigest() != seal:
             return CheckpointError(path, "is damaged: its checksum differs")
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
-        numbers, tables = ("number", "steps", "total"), ("files", "logs", "replay", "machine")
-        for name in (*numbers, *tables):
-            if not isinstance(manifest[name], (int, float) if name in numbers else dict):
+        kinds = dict.fromkeys(("number", "steps"), int) | dict.fromkeys(("files", "logs", "replay", "machine"), dict)
+        for name, kind in kinds.items():
+            if not isinstance(manifest[name], kind):
                 return CheckpointError(path, f"has no valid {name!r}")
         chunks = [(chunk["file"], chunk) for chunk in manifest["replay"].get("chunks", [])]
         for name, described in (*manifest["files"].items(), *chunks):

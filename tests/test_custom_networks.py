@@ -244,6 +244,23 @@ def test_a_replaced_forward_of_a_layer_stays_with_bf16():
     assert len(calls) >= 10
 
 
+@pytest.mark.parametrize("n_quantiles", [1, 5])
+def test_whole_numbers_as_rewards_are_learned_alike_on_every_path(n_quantiles):
+    batches = [batch._replace(rewards=(batch.rewards > 0).long()) for batch in map(random_batch, range(4))]
+    both = pair(n_quantiles=n_quantiles, gamma=0.9)
+    for algorithm in both:
+        train(algorithm, batches)
+    assert_equal(*both, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_holds_one_tensor_twice_is_not_taken_for_what_all_hold():
+    first, *others = map(random_batch, range(4))
+    both = pair()
+    for algorithm in both:
+        train(algorithm, [first._replace(next_observations=first.observations), *others])
+    assert_equal(*both, rtol=1e-4, atol=1e-6)
+
+
 BY_MULTIPLYING = {"policy_kwargs": {"features_extractor_class": Multiplying}}
 
 

@@ -5,8 +5,10 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import (
+    ActionNoise,
     NormalActionNoise,
     OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
 )
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -121,6 +123,36 @@ class TestNoiseOfTheUsersOwn:
             values[steps] = algorithm.action_noise.given
         assert values[600] == values[10] == values[1]
         assert len(values[1]) == 600
+
+    def test_it_begins_anew_where_it_takes_the_place_of_others(self):
+        algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(5)
+        algorithm.action_noise = Counting()
+        algorithm.action_noise.noise_prev = np.array([9.0])
+        algorithm.learn(5, reset_num_timesteps=False)
+        assert abs(algorithm.action_noise.given[0]) < 0.15
+
+    def test_one_that_is_made_for_several_environments_is_used_for_one_too(self):
+        class Half(VectorizedActionNoise):
+            def __call__(self):
+                return super().__call__() / 2
+
+        noise = Half(NormalActionNoise(np.zeros(1), np.ones(1)), 1)
+        assert model(action_noise=noise).learn(30).action_noise is noise
+
+    def test_one_that_is_drawn_in_another_way_is_not_judged_by_the_numbers_of_its_class(self):
+        class First(NormalActionNoise):
+            def __call__(self):
+                return super().__call__()[:1]
+
+        class Bare(NormalActionNoise):
+            def __init__(self):
+                ActionNoise.__init__(self)
+
+            def __call__(self):
+                return np.zeros(1)
+
+        for noise in (First(np.zeros(2), np.ones(2)), Bare()):
+            assert model(action_noise=noise).learn(30).action_noise is noise
 
     def test_a_callback_finds_it_where_learn_begins(self):
         class Anneals(BaseCallback):

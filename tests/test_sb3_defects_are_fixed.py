@@ -1,5 +1,6 @@
 """What goes wrong in SB3 2.9's TD3 after loading, with other environments or with a NaN, goes right here."""
 
+import itertools
 import pickle
 import random
 import warnings
@@ -230,6 +231,15 @@ def test_a_schedule_ends_at_its_end_where_the_last_rollout_goes_past_it(own_rate
     assert algorithm.num_timesteps == 120
     assert min(seen) == 0
     assert algorithm.critic.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_a_schedule_with_a_state_is_called_as_often_as_by_sb3():
+    def rate(cls):
+        calls = itertools.count(1)
+        learner = model(cls=cls, learning_rate=lambda remaining: 1e-3 / next(calls), gradient_steps=2).learn(40)
+        return learner.actor.optimizer.param_groups[0]["lr"]
+
+    assert rate(TD3X) == rate(TD3)
 
 
 class TestNoiseOfTheWrongSize:

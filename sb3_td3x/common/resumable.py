@@ -10,7 +10,7 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
-from stable_baselines3.common.noise import VectorizedActionNoise
+from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
@@ -20,7 +20,7 @@ from sb3_td3x.common.vec_envs import Hook, hook_uses
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
-    "_on_resume", "_is_stored", "_steps_added", "_stops_before_next_step", "_stopped_in_rollout", "_env_hooks", "_env_uses",
+    "_on_resume", "_is_stored", "_noise_in_use", "_stops_before_next_step", "_stopped_in_rollout", "_env_hooks", "_env_uses",
     "_is_watched",
 )  # fmt: skip
 """Attributes of ``Resumable`` that belong to the process."""
@@ -71,7 +71,7 @@ class Resumable(OffPolicyAlgorithm):
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
-    _steps_added = 0  # steps that this process has put into the replay buffer
+    _noise_in_use: ActionNoise | None  # of the last `learn` of this process
     _is_watched: bool | None = False  # `True` in a rollout made here, `None` after one; a subclass may make its own
     _stops_before_next_step = False
     _stopped_in_rollout = False  # whether training was stopped between two steps of one rollout
@@ -129,7 +129,6 @@ class Resumable(OffPolicyAlgorithm):
         if not is_used_by_others:  # VecNormalize has only the latest observations, VecFrameStack has written into these
             super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
             store_terminal_obs(replay_buffer, dones, infos, self._vec_normalize_env)
-            self._steps_added += 1
         # Some environments write into one array at every step. SB3 keeps episode starts for on-policy algorithms only
         self._last_obs, self._last_episode_starts = copy.deepcopy(new_obs), np.array(dones)
         self._is_stored = True
@@ -175,6 +174,7 @@ class Resumable(OffPolicyAlgorithm):
             self.set_logger(made := Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
+        is_kept = is_kept and getattr(self, "_noise_in_use", noise) is noise
         if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
             vars(noise)["reset"] = lambda *_: None  # otherwise SB3 restarts correlated noise inside the episode
         try:
@@ -183,7 +183,7 @@ class Resumable(OffPolicyAlgorithm):
             if is_kept:
                 del vars(noise)["reset"]
             self._custom_logger &= has_logger or self._logger is not made  # a callback may have set one
-        self._is_stored = True
+        self._is_stored, self._noise_in_use = True, self.action_noise
         self._stops_before_next_step = self._stopped_in_rollout = False
         if reset_num_timesteps:
             self.resumptions = []

@@ -40,7 +40,7 @@ def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the episode might continue
             buffer.truncate_last_trajectory()
-    elif buffer.optimize_memory_usage or isinstance(buffer, NStepReplayBuffer):
+    elif isinstance(buffer, NStepReplayBuffer) or getattr(buffer, "optimize_memory_usage", False):  # others have their own
         is_truncated = (buffer.dones[buffer.pos - 1] == 0) & (True if envs is None else envs)
         # A buffer that does not handle time limits stores them as `dones`, and its `timeouts` are never written again. With
         # `optimize_memory_usage` the next observation will belong to another episode (SB3 issue #46)
@@ -69,7 +69,7 @@ def require_stored_as_seen(env: VecEnv) -> None:
 
 def store_terminal_obs(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
     """Store the last observations of episodes as they were where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
-    if env is None or not env.norm_obs or buffer.optimize_memory_usage:
+    if env is None or not env.norm_obs or not hasattr(buffer, "next_observations"):
         return
     for index in np.flatnonzero(dones):
         if (last := infos[index].get("terminal_observation")) is not None:

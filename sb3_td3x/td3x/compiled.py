@@ -173,8 +173,9 @@ class Updater(GradientStep):
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
-        tensors = [tensor.detach() for tensor in self._inputs]
-        inputs = {"critic": [*tensors, _numbers(settings), noise, *self._batch], "actor": [*tensors, *self._batch]}
+        # Each an object of its own: a batch may hold one tensor twice, and the next batch two of them
+        tensors, parts = [[tensor.detach() for tensor in given] for given in (self._inputs, self._batch)]
+        inputs = {"critic": [*tensors, _numbers(settings), noise, *parts], "actor": [*tensors, *parts]}
         made = {name: _Recording(self, name, batch, settings, inputs[name]).program for name in names}
         self.programs_made += len(made)
         return made
@@ -250,7 +251,7 @@ class _Recording:
             if self.name == "critic":
                 numbers, noise, *parts = others
                 batch = _rebuilt(self.batch, parts)
-                values = zip(NUMBERS, numbers.to(batch.rewards.dtype), strict=True)  # actions may be of float16
+                values = zip(NUMBERS, numbers.to(th.result_type(batch.rewards, 0.0)), strict=True)  # as Python's numbers
                 settings = self.settings._replace(**dict(values))
                 loss, reported = gradient_step.critic_losses(self.policy, batch, noise, settings)
                 outputs = [*reported]

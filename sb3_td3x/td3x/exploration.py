@@ -10,6 +10,8 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from sb3_td3x.common.validation import check_int, check_not_negative
 
 LearningStarts = int | Literal["auto"]
+KNOWN_NOISE = (NormalActionNoise.__call__, OrnsteinUhlenbeckActionNoise.__call__)
+"""How noise is drawn whose ``_mu`` and ``_sigma`` say what it gives; a subclass may draw it in another way."""
 
 
 def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0) -> int:
@@ -29,12 +31,12 @@ def resolve_action_noise(
             return None
         action_noise = NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, std))
     base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
-    if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+    if type(base_noise).__call__ in KNOWN_NOISE:
         # numpy would silently broadcast a single number to a whole action
         shape = np.broadcast_shapes(np.shape(base_noise._mu), np.shape(base_noise._sigma))
         if shape != action_space.shape:
             raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
-    if isinstance(action_noise, VectorizedActionNoise) and action_noise.n_envs == n_envs > 1:
+    if isinstance(action_noise, VectorizedActionNoise) and action_noise.n_envs == n_envs:
         return action_noise
     return VectorizedActionNoise(base_noise, n_envs) if n_envs > 1 else base_noise
 
@@ -44,7 +46,7 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
     if action_noise is None:
         return 0.0
     noises: Any = action_noise.noises if isinstance(action_noise, VectorizedActionNoise) else [action_noise]
-    if type(noise := noises[0]).__call__ not in (NormalActionNoise.__call__, OrnsteinUhlenbeckActionNoise.__call__):
+    if type(noise := noises[0]).__call__ not in KNOWN_NOISE:
         return None
     sigma = float(np.mean([np.mean(each._sigma) for each in noises]))
     if isinstance(noise, NormalActionNoise):

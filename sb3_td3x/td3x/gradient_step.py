@@ -246,9 +246,6 @@ def gradients_of(loss: th.Tensor, parameters: Sequence[th.Tensor]) -> Gradients:
     return th.autograd.grad(loss, parameters, allow_unused=True) if parameters else []
 
 
-_EVERY_OPTIMIZERS_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-
-
 @th.no_grad()
 def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, th.Tensor]) -> bool:
     """
@@ -257,7 +254,8 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
     replaced ``step`` or another implementation that the user has chosen, nor for tensors of unequal shapes or strides,
     because it goes through memory as it lies, also beyond its end.
     """
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_EVERY_OPTIMIZERS_HOOKS)
+    of_all = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *of_all)
     if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
         return False
     has_choice = any(

@@ -35,13 +35,12 @@ from sb3_td3x.saving.model_zip import PathOrFile
 from sb3_td3x.saving.pickle_files import read_buffer
 from sb3_td3x.td3x import diagnostics, exploration, onnx, policies
 from sb3_td3x.td3x.compiled import Updater, update_path
-from sb3_td3x.td3x.exploration import LearningStarts
 from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_loaded_tensors", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
+    "_loading", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
     "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
@@ -105,7 +104,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param verbose: 0 no output, 1 information, 2 debug messages
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
     :param device: ``"auto"`` is CUDA where there is one, else the CPU
-    :param _init_setup_model: build the networks now; only ``load`` turns this off
+    :param _init_setup_model: build the networks now; ``load`` turns this off
     :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which compiles them
         after 5,000 updates since the model was constructed or loaded. All make the same updates up to rounding
     :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates, on processors with
@@ -138,7 +137,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
-    _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what `set_parameters` sets then: SB3's `load` gives it none
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
@@ -150,7 +148,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         env: GymEnv | str,
         learning_rate: float | Schedule = 1e-3,
         buffer_size: int = 1_000_000,
-        learning_starts: LearningStarts = "auto",
+        learning_starts: exploration.LearningStarts = "auto",
         batch_size: int = 256,
         tau: float = 0.005,
         gamma: float = 0.99,
@@ -254,7 +252,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return self.__dict__["learning_starts"]
 
     @learning_starts.setter
-    def learning_starts(self, request: LearningStarts) -> None:
+    def learning_starts(self, request: exploration.LearningStarts) -> None:
         # The resolved number has SB3's name, so that SB3 reads it from a saved model
         self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request)
         self._learning_starts_request, self._learning_starts_from = request, self.num_timesteps
@@ -294,8 +292,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             policy = f"{self.policy_class.__module__}.{self.policy_class.__name__}"
             raise ValueError(f"{policy} is no policy of TD3: give a name such as MlpPolicy or a subclass of TD3Policy")
         self._create_aliases()
-        if type(self.replay_buffer) is HerReplayBuffer:
-            buffers.check_goals(self.replay_buffer.observation_space)
+        space: Any = self.replay_buffer.observation_space
+        if type(self.replay_buffer) is HerReplayBuffer and (missing := {"achieved_goal", "desired_goal"} - space.keys()):
+            raise ValueError(f"HerReplayBuffer needs {' and '.join(sorted(missing))} in the observations, which are {space}")
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
             own = f"make_critic of {self.policy_class.__name__}"
             raise ValueError(f"{own} makes no critics with n_quantiles={self.n_quantiles}: use 1")
@@ -483,8 +482,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return self._may_lack_data
 
     def _update_learning_rates(self) -> None:
-        check_learning_rate("learning_rate", self.lr_schedule(self._current_progress_remaining))
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        check_learning_rate("learning_rate", self.actor.optimizer.param_groups[0]["lr"])
         if self.qf_learning_rate is not None:
             rate = FloatSchedule(self.qf_learning_rate)(self._current_progress_remaining)
             check_learning_rate("qf_learning_rate", rate)

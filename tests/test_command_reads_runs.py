@@ -137,7 +137,6 @@ class TestReading:
         ("command", "name", "said"),
         [
             ("enjoy --video", "walk.avi", "video is written as .mp4"),
-            ("export --onnx", "walk.txt", "graph is written as .onnx"),
         ],
     )
     def test_another_format_is_refused(self, command, name, said, walker_run, tmp_path, called):

@@ -90,7 +90,7 @@ def test_a_signal_inside_a_rollout_without_an_end_stops_the_run(tmp_path):
     folder = RunDir(tmp_path / "td3x" / "tests.stoppable-Endless-v0_1", "tests.stoppable:Endless-v0")
     wait_until(lambda: "the 100th step" in printed(), process)
     process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "stopping after this rollout; Ctrl-C again aborts" in printed(), process)
+    wait_until(lambda: "stopping; Ctrl-C again aborts" in printed(), process)
     assert process.wait(timeout=60) == 1
     assert Store(folder.checkpoints).find().steps >= 100
 
@@ -101,7 +101,7 @@ def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_p
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     os.kill(process.pid, signal.SIGINT)
-    wait_until(lambda: "stopping after this rollout; Ctrl-C again aborts" in printed(), process)
+    wait_until(lambda: "stopping; Ctrl-C again aborts" in printed(), process)
     time.sleep(1)
     assert process.poll() is None, "it waits for the worker"
     os.kill(process.pid, signal.SIGINT)

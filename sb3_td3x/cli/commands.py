@@ -100,8 +100,6 @@ def export(
     """Export a run's best model, with its normalization, to ONNX."""
     folder = RunDir.open(run)
     out = onnx or folder.model().with_suffix(".onnx")
-    if out.suffix != ".onnx":
-        raise ValueError(f"a graph is written as .onnx, not as {out.name}")
     files.require_writable(out)
     from sb3_td3x.runs import play
 

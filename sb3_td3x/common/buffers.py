@@ -1,4 +1,4 @@
-"""Prioritized replay (LAP): transitions are drawn in proportion to a priority that follows their last error."""
+"""Prioritized replay (LAP), whose transitions are drawn in proportion to a priority, and the choice of a replay buffer."""
 
 from typing import Any
 
@@ -87,12 +87,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 def compute_priorities(errors: th.Tensor) -> th.Tensor:
     """LAP's priority of errors of any shape: the smallest, 1, wherever the Huber loss is quadratic."""
     return errors.clamp(min=1) ** PRIORITY_EXPONENT
-
-
-def check_goals(space: spaces.Dict) -> None:
-    """Refuse observations without goals, for which hindsight replay would fail at the first update: ``ValueError``."""
-    if missing := {"achieved_goal", "desired_goal"} - space.keys():
-        raise ValueError(f"HerReplayBuffer needs {' and '.join(sorted(missing))} in the observations, which are {space}")
 
 
 def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> None:

@@ -5,10 +5,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-ACKNOWLEDGED = b"\nstopping after this rollout; Ctrl-C again aborts\n"
+ACKNOWLEDGED = b"\nstopping; Ctrl-C again aborts\n"
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -34,11 +34,8 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
             with suppress(OSError):
                 os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice
 
-    is_main = threading.current_thread() is threading.main_thread()
     numbers = stop_signals() if is_child else [*stop_signals(), signal.SIGINT]
-    previous = {number: signal.signal(number, receive) for number in numbers if is_main}
-    try:
+    with ExitStack() as restored:
+        for number in numbers if threading.current_thread() is threading.main_thread() else ():
+            restored.callback(signal.signal, number, signal.signal(number, receive))
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -78,7 +78,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
         content = parse_yaml_scalar(yaml.safe_load(Path(name).read_bytes()))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"the preset {name} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"the preset {name} must map environments (or default) to their settings")

@@ -92,7 +92,7 @@ def take_turns(
     for name, update in updates.items():
         is_compiled = "compiled" in name
         if is_compiled:
-            announce(f"{name}: compiling two programs, 10 to 60 s with an empty cache ...")
+            announce(f"{name}: compiling two programs, about 10 s with an empty cache ...")
         try:
             first = 4 * _milliseconds(update, 4, device) / 1e3  # the actor is updated in every second one
         except ValueError as error:  # the compiler fails

@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -21,7 +21,6 @@ from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.signals import stop_signals
-from sb3_td3x.common.validation import check_int
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
@@ -79,7 +78,7 @@ def open_env(
     :param monitor_folder: where each environment's ``<i>.monitor.csv`` goes, or is continued; ``None`` for no file
     """
     entry = entry or {}
-    n_envs = check_int("n_envs", entry.get("n_envs", 1), minimum=1) if stream == TRAINING else 1
+    n_envs = int(entry.get("n_envs", 1)) if stream == TRAINING else 1
 
     def make_env(index: int) -> gym.Env:
         if n_envs > 1:  # in a process of its own
@@ -140,13 +139,10 @@ def is_bullet(env_id: str) -> bool:
 def _native_output_silenced() -> Iterator[None]:
     """PyBullet's C code prints its build time and ``argv[0]=`` past Python's ``sys.stdout`` and ``sys.stderr``."""
     sys.stdout.flush(), sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    try:
-        with open(os.devnull, "w") as nowhere:
-            for number in (1, 2):
-                os.dup2(nowhere.fileno(), number)
+    with open(os.devnull, "w") as nowhere, ExitStack() as restored:
+        for number in (1, 2):
+            copy = os.dup(number)
+            restored.callback(os.close, copy)
+            restored.callback(os.dup2, copy, number)  # called first
+            os.dup2(nowhere.fileno(), number)
         yield
-    finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)

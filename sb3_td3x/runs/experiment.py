@@ -137,8 +137,8 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         folder.require_no_run()
         arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions(), "command": command}
         folder.write_settings(entry, arguments)
-        for path in (folder.log, folder.last_model, folder.normalization):  # all else is overwritten, or without content yet
-            path.unlink(missing_ok=True)
+        for left in (folder.log, folder.last_model, folder.normalization):  # all else is overwritten, or without content yet
+            left.unlink(missing_ok=True)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model_arguments = presets.model_arguments(entry, env.action_space.shape or ())
         try:

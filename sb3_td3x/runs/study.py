@@ -63,7 +63,7 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
         content = yaml.safe_load(path.read_bytes())
         settings = content.pop("runs", None) if isinstance(content, dict) else None
         if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
-            raise ValueError("runs must be a list of settings, such as [{setting: default}]: see docs/experiments.md")
+            raise ValueError("runs must be a list of settings, such as [{setting: default}]")
         runs: dict[str, StudyRun] = {}
         for keys in settings:
             for run in _runs(content, keys, (*GRID_KEYS, *options), algorithms):

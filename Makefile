@@ -28,7 +28,7 @@ $(BASIC): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" \
 		|| { echo "Python 3.11 or newer is needed, for example: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_ARGS) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCH_ARGS) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[extra,bullet]"
 	@touch $@
 
@@ -73,11 +73,13 @@ versions: $(ALL)
 	$(BIN)/python -m pip install --quiet nox
 	$(BIN)/nox
 
-# Days on two cores: every speed and every run whose figures are not there yet
-bench: speed $(ALL)
+# Days on two cores: speeds and runs whose figures are not there yet; others.yml needs gymnasium[box2d,mujoco]
+bench: $(ALL)
+	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py
 	for study in returns screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
+	$(BIN)/python benchmarks/figures.py
 
 # Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 6, 40, 500 and 3,000
 soak: $(ALL)

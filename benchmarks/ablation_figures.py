@@ -28,7 +28,6 @@ CHANGES = (
     Change("embeddings of 64 and 256-256", "q25-tau0.02-sale64", QUANTILES, "dropped"),
     Change("the same and target noise of 0.1 clipped at 0.25", EMBEDDED, QUANTILES, "dropped"),
     Change("TD3's critics, not quantiles", "scalar-tau0.02", QUANTILES, "an option"),
-    Change("TD3's critics, tau 0.005, batch 256, as rl-zoo3's TD3", "scalar-tau0.005-batch256", QUANTILES, "an option"),
     Change("TD3's critics, not quantiles, 256-256", "scalar-tau0.02-net256", "q25-tau0.02-net256", "an option"),
     Change("256-256, not 400-300", "q25-tau0.02-net256", QUANTILES, "an option"),
     Change("tau 0.005, not 0.02", "q25-tau0.005", QUANTILES, "the constructor's"),

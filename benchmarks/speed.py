@@ -37,8 +37,6 @@ GROWTH = [
     {"observations": 376, "actions": 17},
     {"critics": 1},
     {"critics": 4},
-    {"envs": 4},
-    {"buffer": 10_000},
     {"buffer": 1_000_000},
 ]
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]

@@ -23,6 +23,7 @@ class Angles(BaseFeaturesExtractor):
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=float, default=10_000)
+th.set_num_threads(1)  # more are much slower where others use the machine too
 network = {
     "features_extractor_class": Angles,
     "features_extractor_kwargs": {"features_dim": 32},

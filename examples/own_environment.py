@@ -4,6 +4,7 @@ import argparse
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -33,6 +34,7 @@ gym.register("CartOnTrack-v0", entry_point=CartOnTrack, max_episode_steps=100)
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=float, default=5_000)
 steps = parser.parse_args().steps
+torch.set_num_threads(1)  # more are much slower where others use the machine too
 env = gym.make("CartOnTrack-v0")
 model = TD3X("MlpPolicy", env, gamma=0.95, learning_starts=min(500, steps / 2), policy_kwargs={"net_arch": [64, 64]}, seed=0)
 model.learn(steps)

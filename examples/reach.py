@@ -5,6 +5,7 @@ import argparse
 import gymnasium as gym
 import numpy as np
 import panda_gym  # noqa: F401  # registers the Panda environments, on PyBullet
+import torch
 from stable_baselines3 import HerReplayBuffer
 
 from sb3_td3x import TD3X
@@ -28,6 +29,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=float, default=5_000)
 parser.add_argument("--episodes", type=int, default=100)
 args = parser.parse_args()
+torch.set_num_threads(1)  # more are much slower where others use the machine too
 
 env = gym.make("PandaReach-v3")
 settings = {"learning_rate": 1e-3, "gamma": 0.95, "policy_kwargs": {"net_arch": [64, 64]}}

@@ -16,7 +16,7 @@ def objective(trial: optuna.Trial) -> float:
         f"tau={trial.suggest_float('tau', 0.002, 0.02, log=True):g}",
     )
     request = experiment.Experiment(
-        "Pendulum-v1", args.steps, overrides=overrides, eval_freq=args.steps // 10, eval_episodes=5
+        "Pendulum-v1", args.steps, overrides=overrides, eval_freq=max(args.steps // 10, 1), eval_episodes=5
     )
 
     def report(evaluation) -> None:

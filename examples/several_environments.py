@@ -2,6 +2,7 @@
 
 import argparse
 
+import torch
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
@@ -13,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=float, default=10_000)
     steps = parser.parse_args().steps
+    torch.set_num_threads(1)  # more are much slower where others use the machine too
 
     env = VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0, vec_env_cls=SubprocVecEnv), norm_reward=False)
     eval_env = VecNormalize(make_vec_env("Pendulum-v1", seed=1), training=False, norm_reward=False)

@@ -264,7 +264,7 @@ class TestRefused:
 
     def test_another_algorithms_model(self, tmp_path):
         PPO("MlpPolicy", LineEnv(), n_steps=8, batch_size=8).save(tmp_path / "ppo")
-        with pytest.raises(ModelFileError, match="is not a TD3 model"):
+        with pytest.raises(ModelFileError, match="not saved by TD3X or SB3's TD3"):
             TD3X.load(tmp_path / "ppo")
 
     def test_a_newer_format(self, saved, tmp_path):

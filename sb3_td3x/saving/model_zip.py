@@ -2,7 +2,7 @@
 Saved models: the zip that SB3 writes, read without running code of whoever made it.
 
 SB3 writes attributes as JSON, pickling those that JSON cannot hold, and tensors with ``torch.save``. Here all of them go
-through ``safe_pickle``. SB3's ``load`` then gets a zip with the tensors and the attributes' names, and their values beside it.
+through ``safe_pickle``. SB3's ``load`` then gets a zip that holds only the attributes' names, and their values beside it.
 """
 
 import base64
@@ -35,7 +35,7 @@ SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_g
 """The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
 
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
-VARIABLES = "pytorch_variables"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
+VARIABLES = "pytorch_variables.pth"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
 NOT_FOR_LOAD = {"policy", "env", "lr_schedule", "_init_setup_model"}
 """What ``load`` does not take as keywords: it has an ``env`` of its own, and ``learning_rate`` makes the schedule."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
@@ -65,7 +65,7 @@ class ModelFile:
                 states[member.removesuffix(".pth")] = safe_pickle.load_tensors(self.members[member])
             except (safe_pickle.NotAllowed, ModelFileError) as error:
                 raise ModelFileError(f"{self.name} cannot be loaded: {member}: {error}") from error
-        if states.pop(VARIABLES, None):
+        if states.pop("pytorch_variables", None):
             advice = "if it is yours, load it with trust=True"
             raise ModelFileError(f"{self.name} cannot be loaded: it has tensors beside the networks; {advice}")
         return states
@@ -89,8 +89,7 @@ def load(
     saved: Any
     with explained_errors(file.name):
         if trust:
-            saved, tensors, variables = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
-            tensors |= {VARIABLES: variables} if variables else {}
+            saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
             # SB3 leaves out what it cannot read, and a default would take its place
             if lost := sorted(file.attributes.keys() - saved.keys() - changes.keys() - {"lr_schedule"}):
                 raise ModelFileError(f"SB3 cannot read {lost[0]}: give it as custom_objects={{{lost[0]!r}: ...}}")
@@ -105,13 +104,14 @@ def load(
         env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         model = sb3_load(
-            io.BytesIO(_zip_for_sb3(file, saved, tensors)),
+            io.BytesIO(_zip_of_names(file, saved, trust)),
             env,
             device,
             saved,  # as custom objects, which SB3 does not unpickle
             print_system_info,
             force_reset,
             _loading=True,
+            _loaded_tensors=tensors,
             **_with_consequences(changes, saved),
         )
         state, model.noise_generator = model.noise_generator, th.Generator()
@@ -119,7 +119,7 @@ def load(
             model.noise_generator.set_state(th.from_numpy(state.copy()))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
-    del model._loading
+    del model._loading, model._loaded_tensors
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:
@@ -151,7 +151,7 @@ def set_parameters(
     """The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken."""
     if not isinstance(source, dict):
         source = read(source).tensors()
-    names = model._get_torch_save_params()[0]
+    source, names = source or model._loaded_tensors, model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
@@ -261,16 +261,15 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     return attributes
 
 
-def _zip_for_sb3(file: ModelFile, attributes: dict[str, Any], tensors: dict[str, Any]) -> bytes:
+def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> bytes:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
         # SB3 prints it: no control characters that an untrusted file may hold
         lines = file.members.get("system_info.txt", b"").decode(errors="replace").splitlines()
         archive.writestr("system_info.txt", "\n".join(ascii(line)[1:-1] for line in lines))
-        for name, states in tensors.items():
-            with archive.open(f"{name}.pth", "w") as member:
-                th.save(states, member)
+        if trust and VARIABLES in file.members:
+            archive.writestr(VARIABLES, file.members[VARIABLES])
     return zipped.getvalue()
 
 

@@ -30,7 +30,7 @@ def resolve_action_noise(
         if (std := check_not_negative("action_noise", action_noise)) == 0:
             return None
         action_noise = NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, std))
-    base_noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
+    base_noise: Any = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if type(base_noise).__call__ in KNOWN_NOISE:
         # numpy would silently broadcast a single number to a whole action
         shape = np.broadcast_shapes(np.shape(base_noise._mu), np.shape(base_noise._sigma))

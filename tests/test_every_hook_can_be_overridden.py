@@ -4,8 +4,10 @@ import inspect
 
 import pytest
 from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, save_run
 from sb3_td3x.common.resumable import Resumable
@@ -73,6 +75,29 @@ def test_a_subclass_may_have_sb3s_own_code_in_place_of_it(names, tmp_path):
     assert (learner._n_updates, learner._episode_num) == (30, 2)
     save_run(learner, tmp_path)  # every step is stored
     learner.set_env(LineEnv())
+
+
+class Around(ReplayBuffer):
+    """A replay buffer with a memory of its own."""
+
+    def __init__(self, *args, **kwargs):
+        self.inner = ReplayBuffer(*args, **kwargs)
+        BaseBuffer.__init__(self, *args, **{name: kwargs[name] for name in ("device", "n_envs")})
+
+    def add(self, *args):
+        self.inner.add(*args)
+        self.pos, self.full = self.inner.pos, self.inner.full
+
+    def sample(self, *args, **kwargs):
+        return self.inner.sample(*args, **kwargs)
+
+
+@pytest.mark.parametrize("cls", [TD3, TD3X])
+def test_a_replay_buffer_may_have_a_memory_of_its_own(cls):
+    env = VecNormalize(DummyVecEnv([LineEnv]))
+    learner = model(env, cls=cls, replay_buffer_class=Around).learn(30).learn(30)
+    assert learner.replay_buffer.inner.size() == 60
+    assert learner._n_updates > 0
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])

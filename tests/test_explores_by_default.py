@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.noise import (
     ActionNoise,
     NormalActionNoise,
@@ -130,6 +130,18 @@ class TestNoiseOfTheUsersOwn:
         algorithm.action_noise.noise_prev = np.array([9.0])
         algorithm.learn(5, reset_num_timesteps=False)
         assert abs(algorithm.action_noise.given[0]) < 0.15
+
+    def test_one_that_a_callback_sets_continues_too(self):
+        def learned(*parts):
+            algorithm = model(LineEnv(length=10**9), action_noise=0.1, learning_starts=0, gradient_steps=0)
+            noise = Counting()
+            change = EventCallback()
+            change._on_step = lambda: change.n_calls != 10 or setattr(algorithm, "action_noise", noise) is None
+            for steps in parts:
+                algorithm.learn(steps, change, reset_num_timesteps=False)
+            return noise.given
+
+        assert learned(30) == learned(15, 15)
 
     def test_one_that_is_made_for_several_environments_is_used_for_one_too(self):
         class Half(VectorizedActionNoise):

@@ -141,8 +141,7 @@ class TestContent:
             None,
             ["td3x", "train"],
             "td3x train --env logs.evil:A-v0",
-            "td3x train --env=logs.evil:A-v0",
-            "td3x train --env A-v0 --set env_wrapper=logs.evil.Wrapper",
+            "td3x train --env=logs.evil-:A-v0",
         ],
     )
     @pytest.mark.usefixtures("without_pictures")
@@ -214,7 +213,7 @@ class TestUntrustedRuns:
             **attacks,
             "env": name,
             "overrides": [self.ATTACK],
-            "command": shlex.join(["td3x", "train", "--env", self.ATTACK]),
+            "command": shlex.join(["td3x", "train", "--preset", self.ATTACK]),
             "versions": {self.ATTACK: self.ATTACK},
             self.ATTACK: [1],
         }
@@ -268,6 +267,7 @@ class TestUntrustedRuns:
         with pytest.raises(ValueError, match="leads out of the run's folder"):
             report.write(hostile, tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
+        report.write(hostile, tmp_path / "page.html", trust=True)
 
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
     @pytest.mark.usefixtures("without_pictures")

@@ -55,6 +55,15 @@ class TestTheReplayBuffer:
         save_run(learner, tmp_path)
         self.assert_saved(learner, tmp_path)
 
+    def test_with_shared_memory_is_not_written_again_at_any_step_either(self, tmp_path):
+        kwargs = {"handle_timeout_termination": False}
+        learner = model(seeded(), buffer_size=100, optimize_memory_usage=True, replay_buffer_kwargs=kwargs)
+        for _ in range(60):
+            before = set(tmp_path.glob("replay/*"))
+            save_run(learner.learn(3, reset_num_timesteps=False), tmp_path)
+            assert len(set(tmp_path.glob("replay/*")) - before) <= 2
+        assert np.array_equal(resume_run(tmp_path, seeded()).replay_buffer.actions, learner.replay_buffer.actions)
+
     def test_of_many_environments_is_not_written_again_either(self, tmp_path):
         learner = model(seeded(count=5), buffer_size=500)
         save_run(learner.learn(50), tmp_path)

@@ -242,6 +242,14 @@ def test_a_schedule_with_a_state_is_called_as_often_as_by_sb3():
     assert rate(TD3X) == rate(TD3)
 
 
+def test_a_schedule_that_gives_the_critics_alone_an_invalid_rate_is_refused():
+    rates = itertools.repeat(1e-3)
+    learner = model(learning_rate=lambda remaining: next(rates))
+    rates = itertools.cycle([1e-3, 1e-3, -1.0])  # for the log, the actor and the critics
+    with pytest.raises(ValueError, match="learning_rate"):
+        learner.learn(20)
+
+
 class TestNoiseOfTheWrongSize:
     @pytest.mark.parametrize(
         "noise",

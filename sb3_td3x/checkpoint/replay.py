@@ -118,6 +118,9 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
 
 
 def _row(buffer: ReplayBuffer, last: int) -> int:
-    """A checksum of the transitions that ``last`` counts last: random actions make it another one for others."""
+    """
+    A checksum of the transitions that ``last`` counts last: random actions make it another one for others. It leaves out the
+    observations, because with ``optimize_memory_usage`` SB3 writes the next one over the oldest.
+    """
     row = (last - 1) % buffer.buffer_size
-    return zlib.crc32(b"".join(array[row].tobytes() for array in _memory(buffer).values()))
+    return zlib.crc32(b"".join(array[row].tobytes() for name, array in _memory(buffer).items() if name != "observations"))

@@ -82,13 +82,14 @@ def plot(
 def report(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Page to write (.html); RUN/report.html if left out.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Also show what links out of the run's folder lead to.")] = False,
 ) -> None:
     """Write one HTML page about a run, finished or not."""
     folder = RunDir.open(run)
     from sb3_td3x.publish import report
 
     page = out or folder.report
-    report.write(folder, page)
+    report.write(folder, page, trust)
     PlainConsole().print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
 
 

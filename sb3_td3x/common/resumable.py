@@ -71,7 +71,7 @@ class Resumable(OffPolicyAlgorithm):
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
-    _noise_in_use: ActionNoise | None  # of the last `learn` of this process
+    _noise_in_use: ActionNoise | None  # by this process
     _is_watched: bool | None = False  # `True` in a rollout made here, `None` after one; a subclass may make its own
     _stops_before_next_step = False
     _stopped_in_rollout = False  # whether training was stopped between two steps of one rollout
@@ -105,7 +105,7 @@ class Resumable(OffPolicyAlgorithm):
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:
-            self._is_watched = None
+            self._is_watched, self._noise_in_use = None, self.action_noise
             if not self._is_stored:  # a callback, Ctrl-C or an error has ended the rollout inside a step
                 self._last_obs = None  # so that the next `learn` resets the environments
         if not rollout.continue_training and watched.result is None:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,11 @@ class RunDir:
             words = shlex.split(str(self.arguments().get("command") or ""))
         except ValueError:
             return None
-        # A forged one could resume with --trust, or name a module that lies in the run's folder
-        may_run_code = any(re.search(r"^--resume|\w:\w|wrapper|callback", word) for word in words)
+        # A forged one could resume with --trust, or take an environment from a module that lies in the run's folder
+        may_run_code = any(
+            word.startswith("--resume") or (":" in word and (before == "--env" or word.startswith("--env=")))
+            for before, word in pairwise(["", *words])
+        )
         return shlex.join(words) if words[:2] == ["td3x", "train"] and not may_run_code else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:

@@ -293,7 +293,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             policy = f"{self.policy_class.__module__}.{self.policy_class.__name__}"
             raise ValueError(f"{policy} is no policy of TD3: give a name such as MlpPolicy or a subclass of TD3Policy")
         self._create_aliases()
-        space: Any = self.replay_buffer.observation_space
+        space: Any = self.observation_space
         if type(self.replay_buffer) is HerReplayBuffer and (missing := {"achieved_goal", "desired_goal"} - space.keys()):
             raise ValueError(f"HerReplayBuffer needs {' and '.join(sorted(missing))} in the observations, which are {space}")
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
@@ -483,8 +483,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return self._may_lack_data
 
     def _update_learning_rates(self) -> None:
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
-        check_learning_rate("learning_rate", self.actor.optimizer.param_groups[0]["lr"])
+        optimizers = [self.actor.optimizer, self.critic.optimizer]
+        self._update_learning_rate(optimizers)
+        for optimizer in optimizers:
+            check_learning_rate("learning_rate", optimizer.param_groups[0]["lr"])
         if self.qf_learning_rate is not None:
             rate = FloatSchedule(self.qf_learning_rate)(self._current_progress_remaining)
             check_learning_rate("qf_learning_rate", rate)

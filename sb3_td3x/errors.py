@@ -1,12 +1,26 @@
 """The errors that TD3X adds to SB3's. All are of the kind ``ValueError``, which rl-zoo3 turns into pruned trials."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 
+def escaped(text: str) -> str:
+    """Show the characters that a terminal would obey, such as those that set its title, but not newlines."""
+    return re.sub(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda match: repr(match[0])[1:-1], text
+    )
+
+
 class _Error(ValueError):
-    """Has its constructor's arguments as attributes, and is pickled by them (``SubprocVecEnv``, Ray)."""
+    """
+    Has its constructor's arguments as attributes, and is pickled by them (``SubprocVecEnv``, Ray). The message may quote what
+    an untrusted file holds.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(escaped(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in inspect.signature(type(self)).parameters)
@@ -36,11 +50,15 @@ class NonFiniteError(_Error):
         self.tensor, self.when, self.problem = tensor, when, problem
 
 
-class ModelFileError(ValueError):
+class ModelFileError(_Error):
     """A file is not a model that TD3X can load: damaged, cut off, or saved by another algorithm."""
 
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
 
-class UntrustedModelError(_Error, ModelFileError):
+
+class UntrustedModelError(ModelFileError):
     """
     A file holds something that is read by running code of its author, and its reader did not say that it trusts the author.
 

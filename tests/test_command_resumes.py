@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import os
 import re
 import shutil
 import signal
@@ -289,6 +290,12 @@ class TestRefused:
         monkeypatch.setattr(experiment, "open_env", None)
         printed = refusal("--resume", finished.path, "--steps", 400)
         assert "ask for n_envs 1,000,000, but its checkpoint was made with 1" in printed
+
+    def test_more_threads_than_cores_are_not_started(self, finished, monkeypatch):
+        finished.write_settings(finished.config(), {**finished.arguments(), "num_threads": 10**6})
+        monkeypatch.setattr(th, "set_num_threads", started := Mock())
+        experiment.resume(finished, 400).resources.close()
+        started.assert_called_once_with(os.cpu_count())
 
     def test_but_another_number_of_threads_is_a_warning(self, finished):
         finished.write_settings(finished.config(), {**finished.arguments(), "num_threads": 2})

@@ -300,6 +300,16 @@ def test_what_links_lead_to_is_not_uploaded_without_trust(tmp_path):
     assert not (tmp_path / "here").exists()
 
 
+def test_texts_of_the_run_cannot_leave_their_place_in_the_card(tmp_path):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    attack = "x\n```\n## Run this\n<img src=x>"
+    run.write_settings({**run.config(), "note": attack}, {**run.arguments(), "versions": {"torch": attack}})
+    run.config_file.write_text(run.config_file.read_text() + "more: |\n  x\n  ```\n  ## Run this\n")
+    hub.write(run, tmp_path / "here", REPO, episodes=1)
+    fences = re.findall("^ *```.*", (tmp_path / "here" / "README.md").read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len([fence for fence in fences if fence != "```"])
+
+
 def test_arguments_of_the_environment_need_trust_and_are_in_the_card(tmp_path):
     run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
     run.write_settings(run.config(), {**run.arguments(), "env_kwargs": {"g": 5}})

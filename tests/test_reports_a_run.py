@@ -142,6 +142,8 @@ class TestContent:
             ["td3x", "train"],
             "td3x train --env logs.evil:A-v0",
             "td3x train --env=logs.evil-:A-v0",
+            "td3x train --env logs.evil:",
+            "td3x train --seed '1\n2'",
         ],
     )
     @pytest.mark.usefixtures("without_pictures")
@@ -213,7 +215,7 @@ class TestUntrustedRuns:
             **attacks,
             "env": name,
             "overrides": [self.ATTACK],
-            "command": shlex.join(["td3x", "train", "--preset", self.ATTACK]),
+            "command": shlex.join(["td3x", "train", "--preset", self.ATTACK.replace("\n", " ")]),
             "versions": {self.ATTACK: self.ATTACK},
             self.ATTACK: [1],
         }
@@ -250,11 +252,19 @@ class TestUntrustedRuns:
         assert "steps per second" not in report.render(hostile).partition("<img")[0]
 
     @pytest.mark.usefixtures("without_pictures")
+    def test_their_numbers_without_end_are_not_shown(self, hostile):
+        hostile.config_file.write_text(f"n_timesteps: {10**400}")
+        assert "unfinished" not in report.render(hostile)
+        hostile.config_file.write_text(f"n_timesteps: 1{250 * ':0'}:0.5")
+        with pytest.raises(ValueError, match="cannot be read"):
+            report.render(hostile)
+
+    @pytest.mark.usefixtures("without_pictures")
     def test_their_commands_are_harmless_when_pasted(self, hostile):
         for command in commands(report.render(hostile)):
             assert command[:2] in (["td3x", "train"], ["td3x", "eval"])
             assert not set(command) & {"touch", "id"}  # the attack is one word, quoted
-        assert self.ATTACK in commands(report.render(hostile))[0]
+        assert self.ATTACK.replace("\n", " ") in commands(report.render(hostile))[0]
         arguments = {**hostile.arguments(), "command": f"td3x train --resume {hostile.path} --trust"}
         hostile.args_file.write_text(yaml.safe_dump(arguments))
         assert not any("--trust" in command for command in commands(report.render(hostile)))

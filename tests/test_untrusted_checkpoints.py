@@ -100,7 +100,7 @@ class TestAnUntrustedCheckpoint:
         resumed.learn(60, resume=True)
         assert (run / "progress.csv").read_text() == "a\n1\n"  # no line is due in these steps
 
-    @pytest.mark.parametrize("where", ["numpy", "action space", "environment"])
+    @pytest.mark.parametrize("where", ["numpy", "action space", "environment", "torch"])
     def test_with_a_generator_behind_its_end_is_refused(self, run, where):
         """Numpy would read behind the end of its memory."""
 
@@ -113,6 +113,9 @@ class TestAnUntrustedCheckpoint:
                 generators["action_space"] = behind
             if where == "environment":
                 state["env"]["envs"][0]["random"] = behind
+            if where == "torch":
+                generators["torch"][8:12] = np.frombuffer(np.int32(624).tobytes(), np.uint8)
+                generators["torch"][16:24] = np.frombuffer(np.int64(624).tobytes(), np.uint8)
 
         forge(run, change)
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored.*position"):

@@ -9,6 +9,8 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
+import zipfile
 from collections import OrderedDict, deque
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.common.registration import require_registered
 from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
 from tests.tools import LineEnv, model, without_constructor
-from tests.zips import members, packed, with_attributes, with_pickle
+from tests.zips import members, packed, with_attributes, with_pickle, with_tensors
 
 SB3S = (Path(__file__).parent / "golden" / "sb3_td3_2.9.2.zip").read_bytes()
 
@@ -273,6 +275,30 @@ def a_tensor(storage=th.FloatStorage, key="0", count=2, offset=0, size=(2,), str
     arguments = (Storage(), offset, size, stride, False, OrderedDict(hooks))
     Pickler(file, 2).dump(Calls(th._utils._rebuild_tensor_v2, *arguments))
     return packed({"archive/data.pkl": file.getvalue(), "archive/data/0": bytes(8), "archive/byteorder": b"little"})
+
+
+@pytest.mark.parametrize("load", [lambda path: TD3X.load(path, env=LineEnv()), model().set_parameters])
+def test_a_files_tensors_do_not_take_the_place_of_parameters(load, zipped, tmp_path):
+    def take_place(state):
+        state._metadata = {name: {"assign_to_params_buffers": True} for name in ("", *state._metadata)}
+
+    (tmp_path / "file.zip").write_bytes(with_tensors(zipped, "policy.pth", take_place))
+    loaded = load(tmp_path / "file.zip") or load.__self__
+    for network in (loaded.actor, loaded.critic):
+        assert {*network.optimizer.param_groups[0]["params"]} == {*network.parameters()}
+
+
+def test_a_member_that_is_larger_than_it_says_is_not_unpacked(zipped, tmp_path):
+    parts = members(zipped) | {"system_info.txt": bytes(10**8)}
+    file = packed(parts, zipfile.ZIP_DEFLATED)
+    declared = (10**8).to_bytes(4, "little")
+    assert file.count(declared) == 2
+    (tmp_path / "file.zip").write_bytes(file.replace(declared, (10).to_bytes(4, "little")))
+    tracemalloc.start()
+    with pytest.raises(ModelFileError, match="Bad CRC-32"):
+        TD3X.load(tmp_path / "file.zip")
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
 
 
 TENSORS = {

@@ -192,7 +192,7 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
             return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
         kinds = dict.fromkeys(("number", "steps"), int) | dict.fromkeys(("files", "logs", "replay", "machine"), dict)
         for name, kind in kinds.items():
-            if not isinstance(manifest[name], kind):
+            if not isinstance(manifest[name], kind) or (kind is int and manifest[name] >= 2**63):
                 return CheckpointError(path, f"has no valid {name!r}")
         chunks = [(chunk["file"], chunk) for chunk in manifest["replay"].get("chunks", [])]
         for name, described in (*manifest["files"].items(), *chunks):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sb3_td3x.cli import commands, study, train
-from sb3_td3x.cli.console import escaped
+from sb3_td3x.errors import escaped
 from sb3_td3x.version import __version__
 
 LIBRARIES_OF_WRAPPERS = ("gymnasium.wrappers.", "stable_baselines3.", "sb3_td3x.")

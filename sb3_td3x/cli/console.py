@@ -1,9 +1,10 @@
 """The command's console: names and texts that it prints may come from untrusted files."""
 
-import re
 from typing import Any
 
 from rich.console import Console
+
+from sb3_td3x.errors import escaped
 
 
 class PlainConsole(Console):
@@ -13,13 +14,4 @@ class PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, **kwargs)
 
     def print(self, *objects: Any, **kwargs: Any) -> None:
-        super().print(*map(escaped, objects), **kwargs)
-
-
-def escaped(text: Any) -> Any:
-    """Show characters that a terminal would obey, such as those that set its title; other objects stay as they are."""
-    if not isinstance(text, str):
-        return text
-    return re.sub(
-        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda match: repr(match[0])[1:-1], text
-    )
+        super().print(*[escaped(part) if isinstance(part, str) else part for part in objects], **kwargs)

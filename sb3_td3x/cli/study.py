@@ -11,8 +11,9 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from sb3_td3x.cli.console import PlainConsole, escaped
+from sb3_td3x.cli.console import PlainConsole
 from sb3_td3x.common.signals import stop_signals
+from sb3_td3x.errors import escaped
 from sb3_td3x.results.scores import score_text
 
 if TYPE_CHECKING:

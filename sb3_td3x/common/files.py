@@ -77,6 +77,13 @@ def require_writable(path: Path) -> None:
             pass
 
 
+def unpacked(archive: zipfile.ZipFile, size: int) -> dict[str, bytes]:
+    """The members of a zip file of ``size`` bytes, see ``check_zip``."""
+    check_zip(archive, size)
+    # Without a limit `zipfile` unpacks two gigabytes of a member before it looks at what that declares
+    return {member.filename: archive.open(member).read(member.file_size) for member in archive.infolist()}
+
+
 def check_zip(archive: zipfile.ZipFile, size: int) -> None:
     """``ModelFileError`` for members in an unusual compression, or far larger than the file of ``size`` bytes."""
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
@@ -89,9 +96,9 @@ def check_zip(archive: zipfile.ZipFile, size: int) -> None:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file; ``ValueError`` if it is damaged or holds objects."""
     try:
-        with np.load(path) as archive:
-            check_zip(archive.zip, path.stat().st_size)
-            return {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            check_zip(archive, path.stat().st_size)
+            return {name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name)) for name in archive.namelist()}
     except OSError:
         raise
     except Exception as error:  # numpy, zipfile and zlib have no common class of errors

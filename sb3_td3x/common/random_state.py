@@ -1,6 +1,7 @@
 """The states of random generators: kept while something else draws, and saved in checkpoints."""
 
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,14 @@ def check_generator_state(state: dict[str, Any]) -> dict[str, Any]:
     return generator.state
 
 
+def torch_state(saved: np.ndarray) -> th.Tensor:
+    """A saved state of torch's generator on the CPU; ``ValueError`` for one that would have it read beyond its memory."""
+    left, _, position = struct.unpack_from("<iiQ", saved.tobytes(), 8)
+    if left + position > 625:  # torch checks each of the two alone
+        raise ValueError(f"a random generator is at position {position} and has {left} numbers left")
+    return th.from_numpy(saved.copy())
+
+
 def get_states(action_space: spaces.Space, device: th.device) -> dict[str, Any]:
     """The states of the generators that a run draws from, without the algorithm's own, which is part of the model."""
     return {
@@ -60,7 +69,7 @@ def set_states(saved: dict[str, Any], action_space: spaces.Space, device: th.dev
     check_generator_state(saved["numpy"])  # which also holds a number drawn in advance
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
-    th.set_rng_state(th.from_numpy(saved["torch"].copy()))
+    th.set_rng_state(torch_state(saved["torch"]))
     action_space.np_random.bit_generator.state = of_actions
     if len(saved["cuda"]) != (device.type == "cuda"):
         return [f"the random generator of the device (saved on a {'GPU' if saved['cuda'] else 'CPU'}, this one is {device})"]

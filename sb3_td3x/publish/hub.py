@@ -109,8 +109,8 @@ def pull(repo_id: str, out: Path) -> RunDir:
     if (folder / METRICS).is_file():
         try:
             with zipfile.ZipFile(folder / METRICS) as archive:
-                files.check_zip(archive, (folder / METRICS).stat().st_size)
-                logs = {name: archive.read(name) for name in (EVALUATIONS, LOG, SCORES) if name in archive.namelist()}
+                members = files.unpacked(archive, (folder / METRICS).stat().st_size)
+                logs = {name: members[name] for name in (EVALUATIONS, LOG, SCORES) if name in members}
         except Exception as error:  # zipfile and zlib have no common class of errors
             raise ValueError(f"{METRICS} of {repo_id} cannot be read: {error}") from error
     run = RunDir.create(out, env_id)
@@ -123,6 +123,11 @@ def pull(repo_id: str, out: Path) -> RunDir:
             path.parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, path)
     return run
+
+
+def fenced(text: str) -> str:
+    """Text for a block of Markdown, which it cannot end."""
+    return text.strip().replace("`", "'")
 
 
 def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
@@ -151,6 +156,6 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         env_kwargs=f", env_kwargs={env_kwargs!r}" if env_kwargs else "",
         statistics=STATISTICS if run.model_normalization() is not None else "",
         training=run.command() or "",
-        config=run.config_file.read_text().strip(),
-        versions=yaml.safe_dump(arguments["versions"], sort_keys=False).strip() if arguments.get("versions") else "",
+        config=fenced(run.config_file.read_text()),
+        versions=fenced(yaml.safe_dump(arguments["versions"], sort_keys=False)) if arguments.get("versions") else "",
     )

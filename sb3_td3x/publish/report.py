@@ -55,7 +55,7 @@ def render(run: RunDir) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     arguments, config = run.arguments(), run.config() if run.config_file.is_file() else {}
     steps, saved = config.get("n_timesteps"), Store(run.checkpoints).checkpoints()
-    planned = steps if isinstance(steps, (int, float)) else 0
+    planned = steps if isinstance(steps, (int, float)) and abs(steps) < 1e100 else 0
     notes: list[str] = []
     scores = _read(of_run, run, "scores", notes)
     lines = _read(csv_lines, run.log, "training diagnostics", notes) or [{}]

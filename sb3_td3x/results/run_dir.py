@@ -136,11 +136,11 @@ class RunDir:
         except ValueError:
             return None
         # A forged one could resume with --trust, or take an environment from a module that lies in the run's folder
-        may_run_code = any(
-            word.startswith("--resume") or (":" in word and (before == "--env" or word.startswith("--env=")))
-            for before, word in pairwise(["", *words])
+        names_module = any(
+            ":" in word and (before == "--env" or word.startswith("--env=")) for before, word in pairwise(["", *words])
         )
-        return shlex.join(words) if words[:2] == ["td3x", "train"] and not may_run_code else None
+        is_plain = all(word.isprintable() and not word.startswith("--resume") for word in words)
+        return shlex.join(words) if words[:2] == ["td3x", "train"] and is_plain and not names_module else None
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Timesteps ``(evaluations,)`` and returns ``(evaluations, episodes)``; ``ValueError`` for none, or damaged ones."""
@@ -176,7 +176,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506  # a SafeLoader
     # PyYAML lets through whatever Python raises for values such as the date 2020-13-01, !!bool x and !!timestamp x
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings")

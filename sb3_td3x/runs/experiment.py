@@ -1,5 +1,6 @@
 """One training run from its settings to its folder: what the command, studies and benchmarks share."""
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -188,7 +189,8 @@ def resume(
         if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
-        th.set_num_threads(check_int("threads", experiment.threads if threads is None else threads, minimum=1))
+        threads = check_int("threads", experiment.threads if threads is None else threads, minimum=1)
+        th.set_num_threads(min(threads, os.cpu_count() or 1))  # OpenMP ends a process that asks for very many
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)

@@ -26,6 +26,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.common import files, validation
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
+from sb3_td3x.common.random_state import torch_state
 from sb3_td3x.errors import ModelFileError, UntrustedModelError
 from sb3_td3x.saving import safe_pickle
 
@@ -116,7 +117,7 @@ def load(
         )
         state, model.noise_generator = model.noise_generator, th.Generator()
         if "noise_generator" in saved:
-            model.noise_generator.set_state(th.from_numpy(state.copy()))
+            model.noise_generator.set_state(torch_state(state))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
     del model._loading, model._loaded_tensors
@@ -173,13 +174,10 @@ def read(path: PathOrFile) -> ModelFile:
     with explained_errors(path) as name, zipfile.ZipFile(io.BytesIO(content)) as archive:
         if missing := sorted({"data", "policy.pth"} - set(archive.namelist())):
             raise ModelFileError(f"{name} is not a TD3 model, or is cut off: it lacks {', '.join(missing)}")
-        files.check_zip(archive, len(content))
-        members = {member: archive.read(member) for member in archive.namelist()}
+        members = files.unpacked(archive, len(content))
         attributes = json.loads(members.pop("data"))
         if not isinstance(attributes, dict) or "policy_delay" not in attributes:
             raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3")
-        if not all(map(str.isprintable, (*members, *attributes))):  # a terminal obeys control characters
-            raise ModelFileError(f"{name} names a member or an attribute with control characters")
         version = attributes.get("format_version", FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise ModelFileError(f"{name} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it")

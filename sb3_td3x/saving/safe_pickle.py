@@ -27,6 +27,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule
 
+from sb3_td3x.common import files
 from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.errors import ModelFileError
 
@@ -126,7 +127,7 @@ def load_tensors(content: bytes) -> Any:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise ModelFileError("it is compressed, which files of tensors are not")
-            members = {member.partition("/")[2]: archive.read(member) for member in archive.namelist()}
+            members = {name.partition("/")[2]: member for name, member in files.unpacked(archive, len(content)).items()}
         if "data.pkl" not in members:
             raise ModelFileError("it is an archive of something else than tensors")
         if members.get("byteorder", b"little") != b"little":
@@ -205,7 +206,7 @@ class Unpickler(_PythonUnpickler):
             bit_generator: Any = getattr(target, "bit_generator", target)
             bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
         elif type(target) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
-            target._metadata = state.get("_metadata")  # type: ignore[attr-defined]  # torch's, of a state dict
+            pass  # torch's, of a state dict: it could have the file's tensors put in the place of parameters
         elif type(target) in _created():
             _build_object(target, state)
         elif type(target) is not object:  # in place of a seed sequence

@@ -392,10 +392,27 @@ def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register):
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     train_on(algorithm, range(2))
     assert algorithm._updater.programs_made == 2
-    getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
+    hook = getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
     train_on(algorithm, range(2))
     assert len(calls) >= 2
-    assert "a layer has a hook" in algorithm._updater._declined
+    assert algorithm._updater._path == "plain"
+    hook.remove()
+    train_on(algorithm, range(2))
+    assert (algorithm._updater._path, algorithm._updater.programs_made) == ("compiled", 2)
+
+
+def test_an_edited_forward_of_a_class_takes_effect_on_every_path(monkeypatch):
+    class Edited(Extractor):
+        def forward(self, observations):
+            return self.layer(observations)
+
+    both = pair(**with_extractor(Edited))
+    for algorithm in both:
+        train_on(algorithm, range(2))
+    monkeypatch.setattr(Edited, "forward", lambda self, observations: self.layer(observations).tanh())
+    for algorithm in both:
+        train_on(algorithm, range(2, 4))
+    assert_equal(*both, rtol=1e-4, atol=1e-6)
 
 
 def test_a_replaced_step_and_a_hook_of_an_optimizer_are_called_at_every_update():

@@ -4,10 +4,12 @@ An episode that is cut ends in the replay buffer too, as at a time limit.
 Environments are reset where ``learn`` begins anew or continues with a loaded model; SB3's buffers do not see that.
 """
 
+import copy
 import itertools
 import warnings
 from functools import partial
 
+import cloudpickle
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -156,6 +158,14 @@ class TestAnEpisodeThatIsCut:
         assert buffer.size() == 39
         moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
         assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: cloudpickle.loads(cloudpickle.dumps(made))])
+    def test_is_one_during_which_the_environment_of_a_copy_was_used(self, copied):
+        algorithm = copied(model(CountingEnv(), learning_starts=1000).learn(30))
+        algorithm.get_env().reset()
+        buffer = algorithm.learn(15, reset_num_timesteps=False).replay_buffer
+        moved = buffer.next_observations[:45, 0] - buffer.observations[:45, 0]
+        assert moved.tolist() == [[0, 1]] * 45
 
     def test_is_none_in_a_loop_of_the_users_own(self):
         """As where an expert acts, in SB3's own parts, after ``learn``."""

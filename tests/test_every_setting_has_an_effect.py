@@ -5,6 +5,7 @@ import math
 
 import pytest
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_td3x.td3x.gradient_step import UpdateSettings
@@ -144,6 +145,17 @@ def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout(at, updates):
     assert model(gradient_steps=1).learn(40, halve)._n_updates == updates
 
 
+def test_a_train_freq_set_where_training_starts_is_that_of_the_run():
+    class Sets(BaseCallback):
+        def _on_training_start(self):
+            self.model.train_freq = 4
+
+        def _on_step(self):
+            return True
+
+    assert model(gradient_steps=1).learn(40, Sets())._n_updates == 8
+
+
 @pytest.mark.parametrize(("name", "value", "updates"), [("gradient_steps", 2.0, 9 + 22), ("batch_size", 4.0, 20)])
 def test_a_whole_number_set_during_a_run_may_be_a_float(name, value, updates):
     def edit(local, _):
@@ -165,10 +177,17 @@ def test_a_schedule_that_gives_an_invalid_rate_stops_the_run_with_its_weights(na
 
 
 INVALID = {
-    "train_freq": 0, "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
+    "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
     "precision": "fp16", "accelerate": "fast", "prioritization": "per",
     "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7, "buffer_size": 10, "optimize_memory_usage": True,
 }  # fmt: skip
+
+
+def test_an_invalid_train_freq_is_refused_at_once():
+    algorithm = model().learn(20)
+    with pytest.raises(ValueError, match="train_freq must"):
+        algorithm.train_freq = 0
+    assert algorithm.train_freq.frequency == 1
 
 
 @pytest.mark.parametrize("name", INVALID)

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.wrappers import NormalizeObservation
 from stable_baselines3.common.callbacks import ConvertCallback
 
-from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
+from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.commands import FAST, start, wait_until
@@ -55,6 +55,22 @@ class TestAnEvaluation:
         assert_same_run(uninterrupted, run)
         tables = [np.loadtxt(folder / "scores.csv", delimiter=",", skiprows=1) for folder in tmp_path.iterdir()]
         assert np.array_equal(tables[0][:, :3], tables[1][:, :3])
+
+
+def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(tmp_path, monkeypatch):
+    saving, learner = TD3XCheckpointCallback(1000, tmp_path), model(seeded())
+    stop = ConvertCallback(lambda local, _: local["self"].num_timesteps != 20 or saving.save_and_stop() is None)
+
+    def fails(saved, *args, **kwargs):
+        if saved.num_timesteps == 20:
+            raise OSError("the disk is full")
+        return save_run(saved, *args, **kwargs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("sb3_td3x.checkpoint.callback.save_run", fails)
+        with pytest.raises(OSError, match="full"):
+            learner.learn(40, [stop, saving])
+    assert learner.learn(30, saving, reset_num_timesteps=False).num_timesteps == 50
 
 
 class TestInsideAnEpisode:

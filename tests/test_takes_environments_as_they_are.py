@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
@@ -26,6 +27,41 @@ from tests.tools import LineEnv, Samples, Spoilt, model
 
 DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
+
+
+@pytest.mark.parametrize("name", ["step", "reset"])
+def test_a_method_that_is_edited_between_two_calls_of_learn_is_used(name, monkeypatch):
+    class Edited(LineEnv):
+        def step(self, action):
+            return super().step(action)
+
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)
+
+    learner, calls, before = model(Edited()).learn(20), [], getattr(Edited, name)
+    monkeypatch.setattr(Edited, name, lambda self, *args, **kwargs: calls.append(1) or before(self, *args, **kwargs))
+    learner.learn(20)
+    assert calls
+
+
+def test_environments_that_were_interrupted_inside_a_step_are_not_learned_from():
+    class Interrupts(BaseCallback):
+        def _on_rollout_start(self):
+            self.training_env.step_async(np.zeros((2, 1)))
+            raise KeyboardInterrupt
+
+        def _on_step(self):
+            return True
+
+    env = SubprocVecEnv([LineEnv] * 2)
+    learner = model(env)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(20, Interrupts())
+    with pytest.raises(ValueError, match="interrupted inside a step: give the model new environments"):
+        learner.learn(20)
+    env.close()
+    learner.set_env(DummyVecEnv([LineEnv] * 2))
+    assert learner.learn(20).num_timesteps == 20
 
 
 class OneArray(LineEnv):

@@ -85,9 +85,10 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:
-        if self.is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
+        is_stopping, self.is_stopping = self.is_stopping, False  # now: if the save fails, the next `learn` is another request
+        if is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
             self._save()
-        if self.is_stopping:
+        if is_stopping:
             raise StopTraining
 
     def _on_step(self) -> bool:

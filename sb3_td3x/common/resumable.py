@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import store_terminal_obs, truncate_episodes
-from sb3_td3x.common.vec_envs import Hook, hook_uses
+from sb3_td3x.common.vec_envs import Hook, hook_uses, vec_layers
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
@@ -96,8 +96,9 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated
-        watched, self._is_watched = _WatchedCallback(callback, self), True
+        watched = _WatchedCallback(callback, self)
         try:
+            self._is_watched = True
             if self._last_obs is None:  # a callback has brought other environments when training started
                 self._begin_new_episodes()
             rollout = super().collect_rollouts(env, watched, *args, **kwargs)  # type: ignore[arg-type]
@@ -164,20 +165,22 @@ class Resumable(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps and self._on_resume is not None:
             raise ValueError("a model from resume_run continues with learn(total, ..., resume=True); to begin anew, use load")
+        if self.env is not None and getattr(vec_layers(self.env)[-1], "waiting", False):
+            raise ValueError("a SubprocVecEnv was interrupted inside a step: give the model new environments with set_env")
         hooks_before, self._env_hooks = self._env_hooks, [] if self.env is None else hook_uses(self.env)
-        if hooks_before == self._env_hooks and self._is_env_used_by_others():
+        if hooks_before in ((), self._env_hooks) and self._is_env_used_by_others():  # a copy has none yet
             self._last_obs = None  # so that SB3 resets the environments
         if self.replay_buffer is not None and (reset_num_timesteps or self._last_obs is None):
             truncate_episodes(self.replay_buffer)  # SB3 is about to reset the environments
         has_logger, made = self._custom_logger, None
-        if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
-            self.set_logger(made := Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
         noise = self.action_noise
         is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
         is_kept = is_kept and getattr(self, "_noise_in_use", noise) is noise
         if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
             vars(noise)["reset"] = lambda *_: None  # otherwise SB3 restarts correlated noise inside the episode
         try:
+            if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
+                self.set_logger(made := Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         finally:
             if is_kept:

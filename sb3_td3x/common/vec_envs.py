@@ -3,7 +3,7 @@
 import copy
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import Any
@@ -19,12 +19,14 @@ NOTICE_SECONDS = 1.0  # after a worker process has ended: others that end until 
 class Hook:
     """Replaces a method of one environment or ``VecEnv``, counts its calls, and copies the last observation of an episode."""
 
-    def __init__(self, method: Callable[..., Any]):
-        self.method, self.calls = method, 0  # `copy.deepcopy` binds the method of the copied environment
+    def __init__(self, target: Any, name: str):
+        self.target, self.name, self.calls = target, name, 0
+        self.own = vars(target).get(name)  # a method of this one object; its class's may be edited, as in a notebook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        result = self.method(*args, **kwargs)
+        method = self.own or getattr(type(self.target), self.name).__get__(self.target)
+        result = method(*args, **kwargs)
         # The reset that follows may write into the same array
         if isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3]):
             return copy.deepcopy(result[0]), *result[1:]
@@ -32,11 +34,11 @@ class Hook:
 
 
 def _hook(target: Any, name: str) -> Hook:
-    method = getattr(target, name)
-    if not isinstance(method, Hook):
-        method = Hook(method)
-        setattr(target, name, method)
-    return method
+    hook = vars(target).get(name)
+    if not isinstance(hook, Hook):
+        hook = Hook(target, name)
+        setattr(target, name, hook)
+    return hook
 
 
 class _Hooked:

@@ -106,6 +106,8 @@ class Updater(GradientStep):
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
+        if self.accelerate == "auto" and any(_hooks(self.tensors)):
+            self._path = "plain"  # in this series: hooks come and go
         guards = _guards(self.tensors) if self._path == "compiled" and self._declined is None else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)
@@ -350,7 +352,8 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     critics = [network for module in holders for network in vars(module).get("q_networks", ())]  # SB3's, in a plain list
     autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
     modes = [th.get_num_threads(), autocast, *[module.training for module in tensors.modules]]
-    return [*modes, *_hooks(tensors), *critics, *numbers]
+    codes = [getattr(type(module).forward, "__code__", None) for module in holders]
+    return [*modes, *_hooks(tensors), *critics, *numbers, *codes]
 
 
 def _constants(tensors: PolicyTensors, guards: list[Any]) -> tuple[Any, ...]:

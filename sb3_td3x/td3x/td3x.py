@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict, TrainFreq
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -74,8 +74,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     Keywords, their order and meaning are those of SB3's ``TD3``, and so are the default values, except for ``learning_starts``
     and ``action_noise``. A whole number may be given as a float (``1e6``). Attributes may be edited at any time, but for
-    ``seed`` and what networks and replay buffer were made with; an edit is checked, and takes effect, at the next ``learn``
-    or series of updates.
+    ``seed``, ``stats_window_size`` and what networks and replay buffer were made with; an edit is checked, and takes effect,
+    at the next ``learn`` or series of updates.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or a ``TD3Policy`` class
     :param env: a Gymnasium environment, an SB3 ``VecEnv`` or a registered name; its actions are a bounded ``Box``
@@ -271,6 +271,17 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             validation.check_not_negative("action_noise", noise)
         self.__dict__["action_noise"] = noise
 
+    @property  # type: ignore[override]
+    def train_freq(self) -> TrainFreq:
+        """When to train. Setting it, at any time, takes what the constructor takes."""
+        return self.__dict__["train_freq"]
+
+    @train_freq.setter
+    def train_freq(self, value: Any) -> None:
+        self.__dict__["train_freq"] = validation.check_train_freq("train_freq", value)
+        if "policy" in self.__dict__ and not isinstance(value, TrainFreq):
+            self._convert_train_freq()
+
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         if isinstance(env, gym.vector.VectorEnv):
@@ -315,7 +326,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self.replay_buffer_class = buffers.buffer_class_for(self.prioritization, self.replay_buffer_class, self.n_steps)
 
     def _check_settings(self) -> None:
-        """Check the settings edited since the last call; an edited ``learning_rate`` or ``train_freq`` takes effect."""
+        """Check the settings edited since the last call; an edited ``learning_rate`` takes effect."""
         before = self._checked_settings
         if before is not None and all(value is getattr(self, name) for name, value in before.items()):
             return
@@ -331,7 +342,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
         if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
-        self._convert_train_freq()
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -413,13 +423,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.policy.look_for_modes()
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
-
-    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, train_freq: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply an edited ``train_freq`` also before the first update; from then on ``train`` does."""
-        if train_freq is self.train_freq:
-            self._check_settings()
-            train_freq = self.train_freq
-        return super().collect_rollouts(env, callback, train_freq, *args, **kwargs)
 
     @_torch_settings()
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:

@@ -1,11 +1,15 @@
 """Custom networks learn the same on every path, or their updates are made on the plain one, with the reason."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_td3x import NonFiniteError
+from sb3_td3x.checkpoint.run import _machine
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, pair, programs, ready, train
@@ -34,6 +38,12 @@ class Multiplying(Extractor):
 
     def forward(self, observations):
         return self.scale * th.einsum("bi,oi->bo", observations, self.layer.weight)
+
+
+class Scripted(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = th.jit.script(th.nn.Sequential(th.nn.Linear(3, 3), th.nn.Tanh()))
 
 
 class Lazy(Extractor):
@@ -231,6 +241,12 @@ def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
     assert "compiling the update failed" in assert_plain_takes_over(Recurrent, capsys)
 
 
+def test_scripted_layers_are_learned_on_the_path_that_takes_them(recorded):
+    algorithm = model(**with_extractor(Scripted)).learn(20)
+    algorithm._updates_since_load = compiled.SWITCH_AFTER
+    assert algorithm.learn(20, reset_num_timesteps=False)._n_updates == 30
+
+
 def test_a_replaced_forward_of_a_layer_stays_with_bf16():
     algorithm = model(LineEnv(), policy_kwargs={"net_arch": [64, 64]}, precision="bf16")
     layer, calls = algorithm.critic.q_networks[0][2], []
@@ -387,15 +403,17 @@ def test_a_hook_on_a_gradient_is_called_whatever_the_path():
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register):
-    algorithm, calls = ready("auto"), []
+def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register, capsys):
+    algorithm, calls = ready("auto", verbose=1), []
+    algorithm.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)]))
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     train_on(algorithm, range(2))
     assert algorithm._updater.programs_made == 2
     hook = getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
     train_on(algorithm, range(2))
     assert len(calls) >= 2
-    assert algorithm._updater._path == "plain"
+    assert "accelerate: plain while a layer has a hook" in capsys.readouterr().out
+    assert _machine(algorithm)["update path"] == "plain"
     hook.remove()
     train_on(algorithm, range(2))
     assert (algorithm._updater._path, algorithm._updater.programs_made) == ("compiled", 2)

@@ -108,6 +108,20 @@ def test_a_subclass_may_save_fewer_parts(base, tmp_path):
     assert largest_difference(weights(cls.load(tmp_path / "lean")), weights(saved)) == 0
 
 
+@pytest.mark.parametrize("base", [TD3, TD3X])
+def test_a_subclass_that_changes_old_parameters_is_given_them_at_load(base, tmp_path):
+    class Own(base):
+        def set_parameters(self, params, *args, **kwargs):
+            seen.append(sorted(params))
+            params["policy"] = {name: value + 1 for name, value in params["policy"].items()}
+            super().set_parameters(params, *args, **kwargs)
+
+    seen, saved = [], model(cls=Own)
+    saved.save(tmp_path / "model")
+    assert largest_difference(weights(Own.load(tmp_path / "model")), weights(saved)) == 1
+    assert seen == [["actor.optimizer", "critic.optimizer", "policy"]]
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch's, of which one cannot tell what to do
 def test_a_train_for_scalar_critics_is_told_of_the_quantiles():
     learner = model(cls=type("Own", (TD3X,), {"train": TD3.train}), n_quantiles=5, top_quantiles_to_drop_per_net=1)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTransposeImage
 
@@ -167,6 +168,30 @@ class TestBuffers:
         with pytest.raises(ModelFileError, match=r"buffer\.pkl"):
             algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
         assert algorithm.replay_buffer is before
+
+
+class Migrates(th.nn.Linear):
+    """As torch documents it: an old file's parameter is changed, which its version tells from a new one."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        if (local_metadata.get("version") or 1) < 2:
+            state_dict[f"{prefix}bias"] = state_dict[f"{prefix}bias"] + 1
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+class Migrating(FlattenExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = Migrates(3, 3)
+
+
+def test_a_layer_that_has_versions_is_loaded_as_it_was_saved(tmp_path):
+    kwargs = {**SMALL, "features_extractor_class": Migrating}
+    (saved := model(policy_kwargs=kwargs)).save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model", custom_objects={"policy_kwargs": kwargs})
+    assert largest_difference(weights(loaded), weights(saved)) == 0
 
 
 class OwnBuffer(ReplayBuffer):

@@ -18,7 +18,15 @@ from stable_baselines3 import PPO, TD3, HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X, ModelFileError, TD3XCheckpointCallback, TD3XPolicy, load_vecnormalize, resume_run
+from sb3_td3x import (
+    TD3X,
+    ModelFileError,
+    TD3XCheckpointCallback,
+    TD3XPolicy,
+    UntrustedModelError,
+    load_vecnormalize,
+    resume_run,
+)
 from sb3_td3x.saving.model_zip import FORMAT_VERSION
 from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
 
@@ -261,6 +269,11 @@ class TestRefused:
         (tmp_path / "text.zip").write_text("not a zip")
         with pytest.raises(ModelFileError, match=r"text\.zip cannot be loaded: .*not a zip file"):
             TD3X.load(tmp_path / "text.zip")
+
+    def test_a_file_whose_name_has_a_direction_mark(self, tmp_path):
+        model(learning_rate=lambda remaining: 1e-3).save(tmp_path / "mod\u200fel")
+        with pytest.raises(UntrustedModelError):
+            TD3X.load(tmp_path / "mod\u200fel")
 
     def test_another_algorithms_model(self, tmp_path):
         PPO("MlpPolicy", LineEnv(), n_steps=8, batch_size=8).save(tmp_path / "ppo")

@@ -57,6 +57,18 @@ class TestAnEvaluation:
         assert np.array_equal(tables[0][:, :3], tables[1][:, :3])
 
 
+def test_a_signal_during_a_save_stops_the_run_there(tmp_path, monkeypatch):
+    saving = TD3XCheckpointCallback(20, tmp_path)
+
+    def interrupted(*args, **kwargs):
+        saving.save_and_stop()
+        return save_run(*args, **kwargs)
+
+    monkeypatch.setattr("sb3_td3x.checkpoint.callback.save_run", interrupted)
+    learner = model(LineEnv(length=20), train_freq=(1, "episode")).learn(200, saving)
+    assert (learner.num_timesteps, learner._stopped_in_rollout) == (0, False)
+
+
 def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(tmp_path, monkeypatch):
     saving, learner = TD3XCheckpointCallback(1000, tmp_path), model(seeded())
     stop = ConvertCallback(lambda local, _: local["self"].num_timesteps != 20 or saving.save_and_stop() is None)

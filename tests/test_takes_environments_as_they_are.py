@@ -44,6 +44,38 @@ def test_a_method_that_is_edited_between_two_calls_of_learn_is_used(name, monkey
     assert calls
 
 
+class Simulator:
+    """What ``unwrapped`` may be with another library; ``reset`` is no method, ``step`` not of the class."""
+
+    resets = 0
+
+    @staticmethod
+    def reset():
+        Simulator.resets += 1
+
+    def __getattr__(self, name):
+        if name != "step":
+            raise AttributeError(name)
+        return lambda: "stepped"
+
+
+def test_an_innermost_environment_may_be_anything():
+    class Around(LineEnv):
+        simulator = Simulator()
+        unwrapped = property(lambda self: self.simulator)
+
+        def reset(self, **kwargs):
+            self.simulator.reset()
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            assert self.simulator.step() == "stepped"
+            return super().step(action)
+
+    model(DummyVecEnv([Around])).learn(40)
+    assert Simulator.resets >= 2
+
+
 def test_environments_that_were_interrupted_inside_a_step_are_not_learned_from():
     class Interrupts(BaseCallback):
         def _on_rollout_start(self):

@@ -85,11 +85,14 @@ class TD3XCheckpointCallback(CheckpointCallback):
         self._waits = self.training_env.num_envs == 1 and not env_state.get(self.training_env)["complete"]
 
     def _on_rollout_start(self) -> None:
-        is_stopping, self.is_stopping = self.is_stopping, False  # now: if the save fails, the next `learn` is another request
-        if is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
-            self._save()
-        if is_stopping:
-            raise StopTraining
+        try:
+            if self.is_stopping or (self._due_at is not None and self._is_good_moment(self.n_calls - self._due_at)):
+                self._save()
+            if self.is_stopping:
+                raise StopTraining
+        except Exception:
+            self.is_stopping = False  # also if the save fails: the next `learn` is another request
+            raise
 
     def _on_step(self) -> bool:
         self._require_outermost()  # SB3 does not tell `callback_on_new_best` that training starts

@@ -23,7 +23,7 @@ from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import truncate_episodes
 from sb3_td3x.common.validation import check_int
 from sb3_td3x.common.vec_envs import explained_deaths, hook_uses
-from sb3_td3x.errors import UntrustedModelError
+from sb3_td3x.errors import UntrustedModelError, escaped
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.td3x import precision
 from sb3_td3x.td3x.compiled import update_path
@@ -224,7 +224,8 @@ def _machine(model: Resumable) -> dict[str, Any]:
     described: dict[str, Any] = {**versions(), "processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
         path = update_path(model.accelerate, model.policy, model._updates_since_load)
-        described["update path"] = "plain" if getattr(model._updater, "_declined", None) else path
+        is_plain = getattr(model._updater, "_declined", None) or getattr(model._updater, "_path", path) == "plain"
+        described["update path"] = "plain" if is_plain else path
         described["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
     return described
 
@@ -254,7 +255,7 @@ class _Restoration:
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
-            warnings.warn(f"not restored exactly: {problem}", stacklevel=4)
+            warnings.warn(f"not restored exactly: {escaped(problem)}", stacklevel=4)
 
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()

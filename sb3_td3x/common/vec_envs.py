@@ -1,11 +1,13 @@
 """What SB3's loop assumes about a ``VecEnv`` and does not check: own arrays, no other users, living processes."""
 
 import copy
+import inspect
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
+from types import FunctionType
 from typing import Any
 
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
@@ -21,11 +23,13 @@ class Hook:
 
     def __init__(self, target: Any, name: str):
         self.target, self.name, self.calls = target, name, 0
-        self.own = vars(target).get(name)  # a method of this one object; its class's may be edited, as in a notebook
+        # A plain method is looked up anew, because its class may be edited, as in a notebook
+        is_plain = name not in vars(target) and isinstance(inspect.getattr_static(type(target), name, None), FunctionType)
+        self.own = None if is_plain else getattr(target, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        method = self.own or getattr(type(self.target), self.name).__get__(self.target)
+        method = self.own if self.own is not None else getattr(type(self.target), self.name).__get__(self.target)
         result = method(*args, **kwargs)
         # The reset that follows may write into the same array
         if isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3]):

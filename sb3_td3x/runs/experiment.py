@@ -123,7 +123,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     """
     entry = check(experiment)
-    th.set_num_threads(experiment.threads)
+    th.set_num_threads(min(experiment.threads, os.cpu_count() or 1))  # as `resume`
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)

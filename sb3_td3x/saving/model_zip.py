@@ -27,7 +27,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_td3x.common import files, validation
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.common.random_state import torch_state
-from sb3_td3x.errors import ModelFileError, UntrustedModelError
+from sb3_td3x.errors import ModelFileError, UntrustedModelError, escaped
 from sb3_td3x.saving import safe_pickle
 
 FORMAT_VERSION = 1  # in every saved model; raised when an older program can no longer read what a newer one writes
@@ -112,15 +112,17 @@ def load(
             print_system_info,
             force_reset,
             _loading=True,
-            _loaded_tensors=tensors,
+            set_parameters=lambda *args, **kwargs: None,  # SB3 has read none
             **_with_consequences(changes, saved),
         )
+        del model.set_parameters
+        model.set_parameters(tensors, exact_match=True, device=device)
         state, model.noise_generator = model.noise_generator, th.Generator()
         if "noise_generator" in saved:
             model.noise_generator.set_state(torch_state(state))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
-    del model._loading, model._loaded_tensors
+    del model._loading
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:
@@ -152,7 +154,7 @@ def set_parameters(
     """The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken."""
     if not isinstance(source, dict):
         source = read(source).tensors()
-    source, names = source or model._loaded_tensors, model._get_torch_save_params()[0]
+    names = model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
@@ -208,7 +210,7 @@ def explained_errors(path: Any, what: str = "the model") -> Iterator[str]:
     except safe_pickle.NotAllowed as error:
         raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
-        raise error if str(error).startswith(name) else ModelFileError(f"{name} cannot be loaded: {error}") from error
+        raise error if str(error).startswith(escaped(name)) else ModelFileError(f"{name} cannot be loaded: {error}") from error
     except Exception as error:
         if "spaces do not match" in str(error):  # SB3's, of the environment that the user gives
             raise

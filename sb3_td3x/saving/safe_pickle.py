@@ -206,7 +206,10 @@ class Unpickler(_PythonUnpickler):
             bit_generator: Any = getattr(target, "bit_generator", target)
             bit_generator.state = check_generator_state(state[0] if isinstance(state, tuple) else state)
         elif type(target) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
-            pass  # torch's, of a state dict: it could have the file's tensors put in the place of parameters
+            # Torch's, of a state dict; more of it could have the file's tensors put in the place of parameters
+            of_layers: dict[str, Any] = state.get("_metadata") or {}
+            versions = {name: {"version": part.get("version")} for name, part in of_layers.items()}
+            target._metadata = versions  # type: ignore[attr-defined]
         elif type(target) in _created():
             _build_object(target, state)
         elif type(target) is not object:  # in place of a seed sequence

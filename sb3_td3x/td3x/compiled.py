@@ -93,6 +93,7 @@ class Updater(GradientStep):
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
+        self._has_hooks = False  # as was announced
         self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
@@ -106,8 +107,11 @@ class Updater(GradientStep):
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
-        if self.accelerate == "auto" and any(_hooks(self.tensors)):
+        if self.accelerate == "auto" and self._path == "compiled" and any(_hooks(self.tensors)):
             self._path = "plain"  # in this series: hooks come and go
+            if not self._has_hooks and updates_made >= SWITCH_AFTER:
+                self.announce("accelerate: plain while a layer has a hook, or a parameter on its gradient")
+                self._has_hooks = True
         guards = _guards(self.tensors) if self._path == "compiled" and self._declined is None else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)
@@ -352,7 +356,7 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     critics = [network for module in holders for network in vars(module).get("q_networks", ())]  # SB3's, in a plain list
     autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
     modes = [th.get_num_threads(), autocast, *[module.training for module in tensors.modules]]
-    codes = [getattr(type(module).forward, "__code__", None) for module in holders]
+    codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in holders]  # not of scripts
     return [*modes, *_hooks(tensors), *critics, *numbers, *codes]
 
 

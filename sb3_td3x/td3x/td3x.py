@@ -40,7 +40,7 @@ from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_loaded_tensors", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
+    "_loading", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
     "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
@@ -136,7 +136,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
     _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
-    _loaded_tensors: ClassVar[dict[str, Any]] = {}  # what `set_parameters` sets then: SB3's `load` gives it none
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
@@ -597,7 +596,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         Load networks and optimizers from a saved model or from ``get_parameters``; if one does not fit, none is changed.
 
-        :param load_path_or_dict: a saved model, or state dicts by name; empty while ``load`` runs, which has read them itself
+        :param load_path_or_dict: a saved model, or state dicts by name
         :param exact_match: refuse if a network, an optimizer or one of their tensors is missing
         :param device: not used: tensors are copied to where the networks are
         :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file

@@ -1,5 +1,7 @@
 """Callbacks, evaluations and TensorBoard around a run that is resumed."""
 
+import math
+import warnings
 from unittest.mock import Mock
 
 import gymnasium as gym
@@ -19,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x import TD3X, CheckpointError
-from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, resume_run
+from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state, resume_run
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.resuming import STEPS, OpenLineEnv, saved_steps, seeded
@@ -131,6 +133,44 @@ class TestExactly:
         with pytest.warns(UserWarning, match=r"not restored exactly: callback Mine\[0\]"):
             resume_run(tmp_path, seeded()).learn(60, [mine()], resume=True)
 
+    def test_a_list_of_the_users_own_keeps_its_state_and_its_callbacks(self, tmp_path):
+        class Curriculum(CallbackList):
+            resumable = ("level",)
+            level = 0
+
+            def _on_step(self):
+                self.level += 1
+                return super()._on_step()
+
+        def callbacks():
+            own = Curriculum([StopTrainingOnMaxEpisodes(1000)])
+            return own, [own, TD3XCheckpointCallback(20, tmp_path)]
+
+        model(seeded()).learn(40, callbacks()[1])
+        own, given = callbacks()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resume_run(tmp_path, seeded()).learn(80, given, resume=True)
+        assert (own.level, own.n_calls, own.callbacks[0].n_calls, own.callbacks[0].n_episodes) == (80, 80, 80, 4)
+
+    def test_an_evaluation_with_a_nan_keeps_its_environment(self, tmp_path):
+        class Undefined(LineEnv):
+            def step(self, action):
+                observation, _, *rest = super().step(action)
+                return observation, math.nan, *rest
+
+        def callbacks(folder):
+            evaluation = EvalCallback(seeded(Undefined), n_eval_episodes=1, eval_freq=10, verbose=0, warn=False)
+            return evaluation, [evaluation, TD3XCheckpointCallback(20, folder)]
+
+        whole, given = callbacks(tmp_path / "whole")
+        model(seeded()).learn(80, given)
+        model(seeded()).learn(40, callbacks(tmp_path / "cut")[1])
+        resumed, given = callbacks(tmp_path / "cut")
+        resume_run(tmp_path / "cut", seeded()).learn(80, given, resume=True)
+        of_seeds = [env_state.get(each.eval_env)["envs"][0]["layers"][1] for each in (whole, resumed)]
+        assert of_seeds[0] == of_seeds[1] != {"episode": 0}
+
     def test_one_that_is_not_given_again_or_was_not_saved_is_named(self, tmp_path):
         evaluation = EvalCallback(seeded(), eval_freq=10, verbose=0, warn=False)
         model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
@@ -160,13 +200,13 @@ def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
         def step(self, action):
             *rest, info = super().step(action)
             self.ended += rest[3]
-            return *rest, {"is_success": True} if rest[3] and self.ended in (2, 4, 6) else info
+            return *rest, {"is_success": True} if rest[3] and self.ended in (5, 7, 9) else info
 
     folder = RunDir(tmp_path, "Tells")
     evaluation = Evaluation(seeded(Tells), eval_freq=20, n_eval_episodes=3, folder=folder, lock=Mock(), warn=False)
     model(seeded()).learn(60, evaluation)
     with np.load(folder.evaluations) as arrays:
-        assert arrays["successes"].tolist() == [[False, True, False], [True, False, True], [False, False, False]]
+        assert arrays["successes"].tolist() == [[False, False, False], [False, True, False], [True, False, True]]
 
 
 @pytest.mark.parametrize("around", [lambda saving: saving, lambda saving: CallbackList([saving])])
@@ -201,6 +241,8 @@ def test_another_number_of_episodes_is_refused_before_a_step_is_made(tmp_path):
     assert resumed.num_timesteps == 40
     resumed.learn(80, [evaluation(2), TD3XCheckpointCallback(20, tmp_path / "run")], resume=True)
     assert np.load(tmp_path / "scores" / "evaluations.npz")["timesteps"].tolist() == [20, 40, 60, 80]
+    unwritten = EvalCallback(seeded(), eval_freq=20, n_eval_episodes=3, verbose=0, warn=False)
+    assert resume_run(tmp_path / "run", seeded()).learn(100, unwritten, resume=True).num_timesteps == 100
 
 
 def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tmp_path):
@@ -230,3 +272,17 @@ def test_tensorboard_drops_nothing_of_another_run_in_the_same_folder(tmp_path):
 
 def board_steps(folder):
     return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars("rollout/ep_rew_mean")]
+
+
+def test_callbacks_find_themselves_in_the_locals_of_every_hook():
+    class Looks(BaseCallback):
+        def _look(self):
+            found.append(self.locals["callback"])
+            return True
+
+        _on_training_start = _on_rollout_start = _on_step = _on_rollout_end = _on_training_end = _look
+
+    found, given = [], CallbackList([Looks()])
+    model().learn(20, given)
+    assert all(each is given for each in found)
+    assert len(found) == 2 + 3 * 20

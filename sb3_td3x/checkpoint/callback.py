@@ -78,7 +78,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def _on_training_start(self) -> None:
         self._require_outermost()
         files.require_writable(Path(self.save_path, "replay"))  # an error now, not at the next save
-        self._callbacks = self.locals["callback"]  # all of them; inside a rollout it may be something around them
+        self._callbacks = self.locals["callback"]  # all of them
         self.last, self._began_at = None, self.model.num_timesteps
         if [saved.steps for saved in Store(Path(self.save_path)).checkpoints()[-1:]] != [self._began_at]:
             self._due_at = self.n_calls  # a new run, an older checkpoint was resumed, or a save failed

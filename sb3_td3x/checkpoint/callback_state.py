@@ -16,7 +16,7 @@ Callbacks = MaybeCallback | Sequence[BaseCallback]
 EVALUATIONS = ("evaluations_results", "evaluations_timesteps", "evaluations_length", "evaluations_successes")
 RESUMABLE: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((sb3.EventCallback, sb3.CheckpointCallback, sb3.StopTrainingOnRewardThreshold), ()),
-    **dict.fromkeys((sb3.ProgressBarCallback, sb3.LogEveryNTimesteps), ()),
+    **dict.fromkeys((sb3.ProgressBarCallback, sb3.LogEveryNTimesteps, sb3.CallbackList), ()),
     sb3.BaseCallback: ("n_calls",),
     sb3.EveryNTimesteps: ("last_time_trigger",),
     sb3.StopTrainingOnMaxEpisodes: ("n_episodes",),
@@ -34,7 +34,7 @@ def state(callbacks: Callbacks) -> dict[str, Any]:
             "matters": _matters(callback),
             # Before the first evaluation nobody has reset the environments, which may not have a state yet
             "env": env_state.get(callback.eval_env)
-            if isinstance(callback, sb3.EvalCallback) and callback.last_mean_reward > -math.inf
+            if isinstance(callback, sb3.EvalCallback) and callback.last_mean_reward != -math.inf
             else None,
         }
         for name, callback in named(callbacks)
@@ -51,8 +51,9 @@ def restore(callbacks: Callbacks, saved: dict[str, Any]) -> list[str]:
             continue
         attributes, envs = saved[name]["attributes"], saved[name]["env"]
         history = attributes.get("evaluations_results")
-        if isinstance(callback, sb3.EvalCallback) and history and len(history[-1]) != callback.n_eval_episodes:
-            episodes = f"has evaluated over {len(history[-1])} episodes so far, not {callback.n_eval_episodes}"
+        asked = callback.n_eval_episodes if isinstance(callback, sb3.EvalCallback) and callback.log_path else None
+        if asked and history and len(history[-1]) != asked:
+            episodes = f"has evaluated over {len(history[-1])} episodes so far, not {asked}"
             raise ValueError(f"{name} {episodes}, which SB3 cannot write down: give it n_eval_episodes={len(history[-1])}")
         for attribute in set(_names(callback)) & attributes.keys():  # a forged state may name others
             setattr(callback, attribute, attributes[attribute])
@@ -95,6 +96,8 @@ def named(callbacks: Callbacks, within: str = "") -> Iterator[tuple[str, BaseCal
 
 def _flat(callbacks: Any) -> Iterator[BaseCallback]:
     if isinstance(callbacks, sb3.CallbackList):
+        if type(callbacks) is not sb3.CallbackList:
+            yield callbacks
         callbacks = callbacks.callbacks
     if isinstance(callbacks, sb3.ConvertCallback) and callbacks.callback is None:
         return  # what SB3 makes of no callback

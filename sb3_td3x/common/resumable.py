@@ -48,6 +48,9 @@ class _WatchedCallback:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._callback, name)
 
+    def update_locals(self, values: dict[str, Any]) -> None:
+        self._callback.update_locals({**values, "callback": self._callback})
+
     def on_step(self) -> Any:
         self._model._env_uses = self._model._count_env_uses()
         self.result = self._callback.on_step()

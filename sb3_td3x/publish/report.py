@@ -25,7 +25,7 @@ STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Training return", ("rollout/ep_rew_mean",), "mean of the last stats_window_size episodes, with exploration noise"),
     ("Episode length", ("rollout/ep_len_mean",), "steps, mean of the last stats_window_size episodes"),
-    ("Success rate", ("rollout/success_rate",), "fraction of the last stats_window_size episodes"),
+    ("Success rate", ("eval/success_rate",), "fraction of an evaluation's episodes"),
     ("Critic loss", ("train/critic_loss",), "mean over the last call of train"),
     ("Actor loss", ("train/actor_loss",), "negative value of the actor's own actions"),
     ("Value and target", ("train/q_mean", "train/target_mean"), "means over a batch"),

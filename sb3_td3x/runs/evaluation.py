@@ -99,7 +99,7 @@ class Evaluation(EvalCallback):
 
     def _evaluate(self) -> None:
         self.lock.require_ours()  # SB3 would overwrite the other process's files
-        was_reset, best_before = self.last_mean_reward > -np.inf, self.best_mean_reward
+        was_reset, best_before = self.last_mean_reward != -np.inf, self.best_mean_reward
         before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
         try:
             super()._on_step()
@@ -121,6 +121,8 @@ class Evaluation(EvalCallback):
         if locals_["done"] and is_known:  # an environment may tell of successes alone, and SB3 writes a table
             self._is_success_buffer += [False] * (len(locals_["episode_rewards"]) - len(self._is_success_buffer))
             locals_["info"].setdefault("is_success", False)
+            missing = len(self.evaluations_timesteps) - len(self.evaluations_successes)
+            self.evaluations_successes += [[False] * self.n_eval_episodes for _ in range(missing)]
         super()._log_success_callback(locals_, globals_)
 
     def _write_table(self) -> None:

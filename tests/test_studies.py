@@ -376,6 +376,15 @@ class TestResuming:
         log.write_text(f"{log.read_text()}\n\n")  # as some errors of torch end
         assert StudyFolder.at(tmp_path).last_line(runs[0]) == "ValueError: seed 0 brings no luck"
 
+    def test_a_strangers_run_writes_nothing_elsewhere(self, tmp_path):
+        runs = study(tmp_path / "s.yml", seeds=[0])
+        folder = StudyFolder.at(tmp_path)
+        folder.run(runs[0]).mkdir(parents=True)
+        (tmp_path / "mine").write_text("my work\n")
+        folder.printed(runs[0]).symlink_to(tmp_path / "mine")
+        assert "leads out of the run's folder" in made(runs, tmp_path)[runs[0].name].error
+        assert (tmp_path / "mine").read_text() == "my work\n"
+
 
 class TestOnly:
     """One run of a study as one job of a scheduler."""

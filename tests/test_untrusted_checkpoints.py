@@ -4,11 +4,13 @@ import math
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run, save_run, store
 from sb3_td3x.common import files
@@ -120,6 +122,29 @@ class TestAnUntrustedCheckpoint:
         forge(run, change)
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored.*position"):
             resume_run(run, seeded()).learn(60, resume=True)
+
+    def test_sends_no_control_characters_to_the_terminal(self, run, capsys):
+        forge(run, lambda manifest, state: manifest["machine"].update(processor="\x1b]0;owned\x07"))
+        forge(run, lambda manifest, state: state["log"].update({"\x1b]0;name": ("\x1b]0;value", 0, ())}))
+        resumed = resume_run(run, seeded())
+        resumed.set_logger(Logger(None, [HumanOutputFormat(sys.stdout)]))
+        with pytest.warns(UserWarning, match=r"processor was \\x1b\]0;owned"):
+            resumed.learn(100, resume=True, log_interval=1)
+        printed = capsys.readouterr().out
+        assert r"\x1b]0;value" in printed
+        assert "\x1b" not in printed
+
+    def test_whose_folder_hides_what_is_in_it_is_refused(self, run, monkeypatch):
+        listed = os.scandir
+
+        def scandir(path):
+            if Path(path).name == "replay":
+                raise PermissionError(13, "Permission denied")
+            return listed(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        with pytest.raises(CheckpointError, match="Permission denied"):
+            files.link_out_of(run)
 
     @pytest.mark.parametrize("what", ["replay", "checkpoint"])
     def test_whose_parts_lie_elsewhere_is_left_alone(self, run, what):

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import TD3
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3 import TD3, HerReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -230,12 +231,58 @@ CRASHES = {
 }
 
 
+def test_moments_that_a_file_names_twice_are_two(zipped, tmp_path):
+    model().learn(20).save(tmp_path / "model.zip")
+
+    def share(state):
+        for values in state["state"].values():
+            values["exp_avg_sq"], values["step"] = values["exp_avg"], state["state"][0]["step"]
+
+    trained = (tmp_path / "model.zip").read_bytes()
+    (tmp_path / "file.zip").write_bytes(with_tensors(trained, "actor.optimizer.pth", share))
+    states = TD3X.load(tmp_path / "file.zip").actor.optimizer.state.values()
+    tensors = [value for state in states for value in state.values()]
+    assert len({value.data_ptr() for value in tensors}) == len(tensors)
+
+
+def test_what_a_model_saves_is_not_for_a_file_to_say(zipped, tmp_path):
+    (tmp_path / "file.zip").write_bytes(with_attributes(zipped, only_in_checkpoints=["policy_class", "observation_space"]))
+    TD3X.load(tmp_path / "file.zip").save(tmp_path / "again.zip")
+    TD3X.load(tmp_path / "again.zip")
+
+
+HOSTILE_BUFFERS = {
+    "observations that stand still": (ReplayBuffer, lambda buffer: {"next_observations": buffer.observations}),
+    "ends that are rewards": (ReplayBuffer, lambda buffer: {"dones": buffer.rewards}),
+    "whole numbers": (ReplayBuffer, lambda buffer: {"rewards": buffer.rewards.astype(np.int8)}),
+    "a broken position": (ReplayBuffer, lambda buffer: {"pos": 2.5}),
+    "no ends": (NStepReplayBuffer, lambda buffer: {"dones": None}),
+    "a start far before": (HerReplayBuffer, lambda buffer: {"_current_ep_start": np.full(1, -(10**15))}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_BUFFERS)
+def test_a_replay_buffer_whose_parts_are_not_its_own_numbers_is_refused(what, tmp_path):
+    cls, change = HOSTILE_BUFFERS[what]
+    goals = {"env": BitFlippingEnv(continuous=True), "policy": "MultiInputPolicy"} if cls is HerReplayBuffer else {}
+    learner = model(replay_buffer_class=cls, **goals)
+    for name, value in change(learner.replay_buffer).items():
+        vars(learner.replay_buffer)[name] = value
+        if value is None:
+            del vars(learner.replay_buffer)[name]
+    with (tmp_path / "buffer.pkl").open("wb") as file:
+        pickle.dump(learner.replay_buffer, file)
+    with pytest.raises(ModelFileError):
+        model(replay_buffer_class=cls, **goals).load_replay_buffer(tmp_path / "buffer.pkl")
+
+
 _TWICE = pickle.dumps(np.zeros(2), 4)[:-1] + pickle.dumps((1, (8,), np.dtype("i1"), False, b"12345678"), 4)[2:-1] + b"b."
 CRASHES = {
     **{name: pickle.dumps(value, 4) for name, value in CRASHES.items()},
     "an array made twice": _TWICE,
     "queues in queues": b"\x80\x04ccollections\ndeque\nq\x00)R" + 150_000 * b"h\x00)R" + 150_000 * b"a" + b".",
     "a key of a million tuples": b"\x80\x04}N" + pickle.TUPLE1 * 10**6 + b"Ns.",
+    "a key of pairs of pairs": b"\x80\x04}N" + 40 * (pickle.DUP + pickle.TUPLE2) + b"Ns.",
     "a member named by a million tuples": pickle.dumps(TrainFrequencyUnit, 4)[:-1] + b"N" + pickle.TUPLE1 * 10**6 + b"R.",
 }
 
@@ -277,12 +324,26 @@ def a_tensor(storage=th.FloatStorage, key="0", count=2, offset=0, size=(2,), str
     return packed({"archive/data.pkl": file.getvalue(), "archive/data/0": bytes(8), "archive/byteorder": b"little"})
 
 
-@pytest.mark.parametrize("load", [lambda path: TD3X.load(path, env=LineEnv()), model().set_parameters])
-def test_a_files_tensors_do_not_take_the_place_of_parameters(load, zipped, tmp_path):
-    def take_place(state):
-        state._metadata = {name: {"assign_to_params_buffers": True} for name in ("", *state._metadata)}
+def taking_place(state):
+    state._metadata = {name: {"assign_to_params_buffers": True} for name in ("", *state._metadata)}
 
-    (tmp_path / "file.zip").write_bytes(with_tensors(zipped, "policy.pth", take_place))
+
+def taking_place_as_a_space(state):
+    """A mapping that may have attributes."""
+    taking_place(state)
+    space = without_constructor(spaces.Dict, _shape=None, dtype=None, _np_random=None, spaces=dict(state))
+    vars(space)["_metadata"] = state._metadata
+    return space
+
+
+@pytest.mark.parametrize("change", [taking_place, taking_place_as_a_space])
+@pytest.mark.parametrize("load", [lambda path: TD3X.load(path, env=LineEnv()), model().set_parameters])
+def test_a_files_tensors_do_not_take_the_place_of_parameters(load, change, zipped, tmp_path):
+    (tmp_path / "file.zip").write_bytes(with_tensors(zipped, "policy.pth", change))
+    if change is taking_place_as_a_space:
+        with pytest.raises(ModelFileError, match="attribute '_metadata'"):
+            load(tmp_path / "file.zip")
+        return
     loaded = load(tmp_path / "file.zip") or load.__self__
     for network in (loaded.actor, loaded.critic):
         assert {*network.optimizer.param_groups[0]["params"]} == {*network.parameters()}

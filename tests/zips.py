@@ -47,6 +47,5 @@ def with_tensors(content, member, change):
     """A saved model with a change in one of its files of tensors."""
     parts = members(content)
     state, file = th.load(io.BytesIO(parts[member]), weights_only=True), io.BytesIO()
-    change(state)
-    th.save(state, file)
+    th.save(change(state) or state, file)
     return packed({**parts, member: file.getvalue()})

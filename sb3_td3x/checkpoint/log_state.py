@@ -11,6 +11,7 @@ from stable_baselines3.common.logger import CSVOutputFormat, KVWriter, Logger, T
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import env_state
+from sb3_td3x.errors import escaped
 
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
@@ -49,7 +50,8 @@ def unwritten(logger: Logger) -> dict[str, Any]:
 def record(logger: Logger, saved: dict[str, Any]) -> None:
     """Record again what ``unwritten`` gave."""
     for name, (value, count, excluded) in saved.items():
-        logger.record(name, value, excluded)
+        name = escaped(name)  # the terminal may show it
+        logger.record(name, escaped(value) if isinstance(value, str) else value, excluded)
         logger.name_to_count[name] = count
 
 

@@ -125,8 +125,17 @@ def check(path: Path, described: dict[str, int | str]) -> None:
 
 def link_out_of(folder: Path) -> Path | None:
     """A link in a folder that leads out of it; through such a link an untrusted run could change other files."""
-    paths = (Path(parent, name) for parent, folders, names in os.walk(folder) for name in (*folders, *names))
-    return next((path for path in paths if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())), None)
+
+    def refuse(error: OSError) -> None:  # otherwise `os.walk` passes over a folder that it may enter and not list
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    with explained(folder):
+        for parent, folders, names in os.walk(folder, onerror=refuse):
+            for path in (Path(parent, name) for name in (*folders, *names)):
+                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+                    return path
+    return None
 
 
 @contextmanager

@@ -217,4 +217,4 @@ class Resumable(OffPolicyAlgorithm):
         return state
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *NOT_SAVED, *self.only_in_checkpoints]
+        return [*super()._excluded_save_params(), *NOT_SAVED, *type(self).only_in_checkpoints]

@@ -302,6 +302,7 @@ def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict
         group.update({option: before[option] for option in EXECUTION_OPTIONS if option in before})
     if safe_pickle.is_known(type(optimizer)):  # another takes trust, as Adafactor: its state may have any shape
         for parameter, values in optimizer.state.items():
+            values.update({key: value.clone() for key, value in values.items() if isinstance(value, th.Tensor)})  # may be one
             for key, value in values.items():
                 if isinstance(value, th.Tensor) and value.shape != (() if key in SCALARS else parameter.shape):
                     raise ModelFileError(f"{name} has the shape {tuple(value.shape)} of {key}, not {tuple(parameter.shape)}")

@@ -51,7 +51,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 _NOISE = ("_mu", "_sigma", "_dtype")
 _SPACE = ("_shape", "dtype", "_np_random")
-_BUFFER = ("buffer_size", "n_envs", "pos", "full", "action_dim", "observation_space", "action_space")
+_BUFFER = (
+    "buffer_size", "n_envs", "pos", "full", "action_dim", "observation_space", "action_space", "observations", "actions",
+    "rewards", "dones", "timeouts", "handle_timeout_termination", "optimize_memory_usage",
+)  # fmt: skip
 OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "gymnasium.spaces": {
         "Box": (*_SPACE, "low", "high"), "Discrete": (*_SPACE, "n"), "MultiDiscrete": (*_SPACE, "nvec"),
@@ -267,7 +270,7 @@ class Unpickler(_PythonUnpickler):
 def _is_key(key: Any) -> bool:
     """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
     if type(key) is tuple:
-        return all(map(_is_key, key))
+        return all(type(part) is not tuple and _is_key(part) for part in key)
     return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < 2**63)
 
 
@@ -277,7 +280,7 @@ def _build_object(target: Any, state: Any) -> None:
     if type(state) is not dict or vars(target):
         raise NotAllowed(f"attributes of {described(target)}")
     for name in state:
-        if type(name) is not str or name.startswith("__") or callable(getattr(type(target), name, None)):
+        if type(name) is not str or name.startswith(("__", "_metadata")) or callable(getattr(type(target), name, None)):
             raise NotAllowed(f"the attribute {name!r} of {described(target)}")
     if missing := [name for name in _created()[type(target)] if name not in state]:
         raise ModelFileError(f"a {type(target).__name__} lacks {missing[0]}")

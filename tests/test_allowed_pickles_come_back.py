@@ -46,6 +46,7 @@ VALUES = {
     "bytes and paths": [b"\0\xff", b"", pathlib.Path("logs") / "run"],
     "arrays": [np.arange(6).astype(t).reshape(2, 3) for t in ("<i8", "u1", "f4", "f8", "f2", "c8", "?")],
     "odd arrays": [np.zeros(()), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.array([math.nan, -math.inf])],
+    "a table by pairs and numbers": {((1, 2), 0): 1},
     "an array of dicts": np.array([[{"is_success": np.bool_(True)}], [{}]]),
     "scalars and types": [np.float32(0.1), np.int64(3), np.bool_(True), np.float32, np.dtype("f4")],
     "types and devices of torch": [th.float32, th.device("cpu")],

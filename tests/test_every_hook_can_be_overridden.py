@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
@@ -106,6 +107,25 @@ def test_a_subclass_may_save_fewer_parts(base, tmp_path):
     saved = model(cls=cls).learn(20)
     saved.save(tmp_path / "lean")
     assert largest_difference(weights(cls.load(tmp_path / "lean")), weights(saved)) == 0
+
+
+@pytest.mark.parametrize("base", [TD3, TD3X])
+def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loaded(base, tmp_path):
+    class Own(base):
+        def _setup_model(self):
+            super()._setup_model()
+            self.set_parameters(str(tmp_path / "before.zip"))
+            self.first = weights(self)
+
+        def _excluded_save_params(self):
+            return [*super()._excluded_save_params(), "first"]
+
+    model(cls=base, seed=7).save(tmp_path / "before.zip")
+    saved = model(cls=Own).learn(20)
+    saved.save(tmp_path / "model")
+    loaded = Own.load(tmp_path / "model")
+    assert all(np.array_equal(value, saved.first[name]) for name, value in loaded.first.items())
+    assert largest_difference(weights(loaded), weights(saved)) == 0
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])

@@ -69,18 +69,19 @@ def test_a_signal_during_a_save_stops_the_run_there(tmp_path, monkeypatch):
     assert (learner.num_timesteps, learner._stopped_in_rollout) == (0, False)
 
 
-def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
+def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(error, tmp_path, monkeypatch):
     saving, learner = TD3XCheckpointCallback(1000, tmp_path), model(seeded())
     stop = ConvertCallback(lambda local, _: local["self"].num_timesteps != 20 or saving.save_and_stop() is None)
 
     def fails(saved, *args, **kwargs):
         if saved.num_timesteps == 20:
-            raise OSError("the disk is full")
+            raise error
         return save_run(saved, *args, **kwargs)
 
     with monkeypatch.context() as broken:
         broken.setattr("sb3_td3x.checkpoint.callback.save_run", fails)
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(type(error)):
             learner.learn(40, [stop, saving])
     assert learner.learn(30, saving, reset_num_timesteps=False).num_timesteps == 50
 

@@ -139,7 +139,7 @@ class TestAnUntrustedCheckpoint:
 
         def scandir(path):
             if Path(path).name == "replay":
-                raise PermissionError(13, "Permission denied")
+                raise PermissionError(13, "Permission denied", str(path))
             return listed(path)
 
         monkeypatch.setattr(os, "scandir", scandir)

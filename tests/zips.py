@@ -44,8 +44,9 @@ def with_pickle(content, attack):
 
 
 def with_tensors(content, member, change):
-    """A saved model with a change in one of its files of tensors."""
+    """A saved model with a change in one of its files of tensors, which may give another state dict."""
     parts = members(content)
     state, file = th.load(io.BytesIO(parts[member]), weights_only=True), io.BytesIO()
-    th.save(change(state) or state, file)
+    changed = change(state)
+    th.save(changed if hasattr(changed, "_metadata") else state, file)
     return packed({**parts, member: file.getvalue()})

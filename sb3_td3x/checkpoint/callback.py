@@ -90,7 +90,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
                 self._save()
             if self.is_stopping:
                 raise StopTraining
-        except Exception:
+        except BaseException:
             self.is_stopping = False  # also if the save fails: the next `learn` is another request
             raise
 

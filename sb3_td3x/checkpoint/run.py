@@ -224,8 +224,7 @@ def _machine(model: Resumable) -> dict[str, Any]:
     described: dict[str, Any] = {**versions(), "processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
         path = update_path(model.accelerate, model.policy, model._updates_since_load)
-        is_plain = getattr(model._updater, "_declined", None) or getattr(model._updater, "_path", path) == "plain"
-        described["update path"] = "plain" if is_plain else path
+        described["update path"] = "plain" if getattr(model._updater, "_declined", None) else path
         described["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()
     return described
 

@@ -126,8 +126,8 @@ def check(path: Path, described: dict[str, int | str]) -> None:
 def link_out_of(folder: Path) -> Path | None:
     """A link in a folder that leads out of it; through such a link an untrusted run could change other files."""
 
-    def refuse(error: OSError) -> None:  # otherwise `os.walk` passes over a folder that it may enter and not list
-        if not isinstance(error, FileNotFoundError):
+    def refuse(error: OSError) -> None:  # `os.walk` passes over a folder that cannot be listed, but perhaps be entered
+        if os.access(error.filename, os.X_OK):
             raise error
 
     with explained(folder):

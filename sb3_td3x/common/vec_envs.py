@@ -10,6 +10,7 @@ from multiprocessing import connection
 from types import FunctionType
 from typing import Any
 
+import gymnasium as gym
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_td3x.errors import EnvironmentDiedError
@@ -83,7 +84,7 @@ def hook_uses(env: VecEnv) -> list[Hook]:
         for single_env in innermost.envs:
             _hook(single_env, "step")
             base = single_env.unwrapped  # of another library it may be anything, such as a simulator
-            hooks += [_hook(base, name) for name in ("step", "reset") if hasattr(base, name)]
+            hooks += [_hook(base, name) for name in ("step", "reset") if isinstance(base, gym.Env)]
     return hooks
 
 

@@ -112,17 +112,15 @@ def load(
             print_system_info,
             force_reset,
             _loading=True,
-            set_parameters=lambda *args, **kwargs: None,  # SB3 has read none
+            _loaded_tensors=tensors,
             **_with_consequences(changes, saved),
         )
-        del model.set_parameters
-        model.set_parameters(tensors, exact_match=True, device=device)
         state, model.noise_generator = model.noise_generator, th.Generator()
         if "noise_generator" in saved:
             model.noise_generator.set_state(torch_state(state))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
-    del model._loading
+    del model._loading, model._loaded_tensors, model.set_parameters
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:

@@ -64,7 +64,7 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
     """Check that a buffer's arrays have the sizes that it states: it is used long after it is loaded."""
     size, n_envs, action_dim = buffer.buffer_size, buffer.n_envs, buffer.action_dim
     obs_shape: Any = get_obs_shape(buffer.observation_space)
-    if not isinstance(buffer.pos, int) or not 0 <= buffer.pos < size:
+    if not isinstance(buffer.pos, (int, np.integer)) or not 0 <= buffer.pos < size:
         raise ModelFileError(f"its position is {buffer.pos} of {size}")
     if action_dim != get_action_dim(buffer.action_space) or buffer.obs_shape != obs_shape:
         raise ModelFileError("its arrays are for other spaces than it names")

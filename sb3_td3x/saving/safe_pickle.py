@@ -267,10 +267,10 @@ class Unpickler(_PythonUnpickler):
     }  # fmt: skip
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: Any, depth: int = 3) -> bool:
     """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
     if type(key) is tuple:
-        return all(type(part) is not tuple and _is_key(part) for part in key)
+        return depth > 0 and len(key) <= 64 and all(_is_key(part, depth - 1) for part in key)
     return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < 2**63)
 
 

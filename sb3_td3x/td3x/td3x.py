@@ -40,8 +40,8 @@ from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 NOT_SAVED = (
-    "_loading", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels", "_last_batch",
-    "_pace", "_statistics",
+    "_loading", "_loaded_tensors", "set_parameters", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
+    "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
 
@@ -137,6 +137,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loading = False  # while `load` rebuilds a model, which must not be seeded again
+    _loaded_tensors: dict[str, Any]  # meanwhile
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
@@ -292,6 +293,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         if not hasattr(self, "action_space"):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
+        if self._loading:  # SB3's `load` sets parameters, but has read none
+            set_own, tensors = self.set_parameters, self._loaded_tensors
+            self.set_parameters = lambda source, *args, **kwargs: set_own(source or tensors, *args, **kwargs)  # type: ignore
         exploration.check_action_bounds(self.action_space)  # type: ignore[arg-type]
         self._choose_classes()
         self.action_noise = self.action_noise  # resolves it: a loaded model has its action space only now

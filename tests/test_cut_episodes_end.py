@@ -230,9 +230,15 @@ class TestAnEpisodeThatIsCut:
         env = DummyVecEnv([CountingGoalEnv] * 8)  # 100 steps are 12 of each, an episode is 20
         assert model(env, **settings, learning_starts=learning_starts).learn(240)._n_updates == 11
 
+    def test_a_buffer_that_overwrites_its_only_episode_waits_for_the_next(self):
+        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 20}
+        with pytest.warns(UserWarning, match="buffer_size room for several episodes"):
+            algorithm = model(CountingGoalEnv(), **settings, buffer_size=25).learn(130)
+        assert 20 < algorithm._n_updates < 80
+
     def test_episodes_that_never_end_warn(self, tmp_path):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
-        with pytest.warns(UserWarning, match=r"nothing is learned yet.*Give the environment a time limit"):
+        with pytest.warns(UserWarning, match=r"nothing is learned now.*Give the environment a time limit"):
             assert model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(1010)._n_updates == 0
         with pytest.warns(UserWarning, match="buffer_size room for several episodes"):  # none can be as long as it takes
             model(CountingGoalEnv(length=10**9), **{**settings, "learning_starts": 300}, buffer_size=200).learn(310)

@@ -44,6 +44,17 @@ def test_a_method_that_is_edited_between_two_calls_of_learn_is_used(name, monkey
     assert calls
 
 
+def test_an_environment_that_gives_one_dict_at_every_step_has_each_episode_once():
+    info = {}
+
+    class OneInfo(LineEnv):
+        def step(self, action):
+            return *super().step(action)[:4], info
+
+    learner = model(Monitor(OneInfo(length=5))).learn(43)
+    assert [episode["l"] for episode in learner.ep_info_buffer] == [5] * 8
+
+
 class Simulator:
     """What ``unwrapped`` may be with another library; ``reset`` is no method, ``step`` not of the class."""
 

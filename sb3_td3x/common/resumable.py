@@ -199,12 +199,14 @@ class Resumable(OffPolicyAlgorithm):
         return result
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
-        """SB3's, without an environment's own ``info["episode"]``, such as the number of the episode."""
+        """SB3's, without an environment's own ``info["episode"]`` and without what ``Monitor`` wrote at an earlier step."""
 
         def is_monitors(episode: Any) -> bool:
             return isinstance(episode, dict) and {"r", "l"} <= episode.keys()
 
-        own = [info if "episode" not in info or is_monitors(info["episode"]) else {**info, "episode": None} for info in infos]
+        ended = [True] * len(infos) if dones is None else dones
+        own = [info if done and is_monitors(info.get("episode")) else {**info, "episode": None}
+               for info, done in zip(infos, ended, strict=True)]  # fmt: skip
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -473,8 +473,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def _lacks_data(self) -> bool:
         """Whether too little is stored to train on: loaded without the buffer, or no ended episode for hindsight replay."""
-        if self._may_lack_data:
-            buffer = self.replay_buffer
+        buffer = self.replay_buffer
+        # Of an episode that is overwritten in part no goal can be drawn
+        if self._may_lack_data or (isinstance(buffer, HerReplayBuffer) and buffer.full):
             stored = buffer.size() * buffer.n_envs
             # SB3's users write `model.learning_starts = model.num_timesteps + 5_000` to collect 5,000
             begun = self._learning_starts_from
@@ -483,7 +484,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             has_no_episode = isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
             self._may_lack_data = stored < max(needed, 1) or has_no_episode
             if self._may_lack_data and (buffer.full or stored >= 10 * max(needed, 100)):
-                problem = "nothing is learned yet: HerReplayBuffer samples episodes that have ended, and it holds none"
+                problem = "nothing is learned now: HerReplayBuffer samples episodes that have ended, and it holds none"
                 advice = "Give the environment a time limit (max_episode_steps), and buffer_size room for several episodes"
                 warnings.warn(f"{problem}. {advice}", stacklevel=2)
         return self._may_lack_data

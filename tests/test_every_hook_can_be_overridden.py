@@ -1,5 +1,6 @@
 """Subclasses written for SB3's TD3 work: each SB3 hook that TD3X overrides may be overridden again with ``super()``."""
 
+import copy
 import inspect
 
 import numpy as np
@@ -114,17 +115,18 @@ def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loade
     class Own(base):
         def _setup_model(self):
             super()._setup_model()
-            self.set_parameters(str(tmp_path / "before.zip"))
-            self.first = weights(self)
+            self.set_parameters(load_path_or_dict=str(tmp_path / "before.zip"))
+            self.first, self.teacher = weights(self), copy.deepcopy(self)
 
         def _excluded_save_params(self):
-            return [*super()._excluded_save_params(), "first"]
+            return [*super()._excluded_save_params(), "first", "teacher"]
 
     model(cls=base, seed=7).save(tmp_path / "before.zip")
     saved = model(cls=Own).learn(20)
     saved.save(tmp_path / "model")
     loaded = Own.load(tmp_path / "model")
     assert all(np.array_equal(value, saved.first[name]) for name, value in loaded.first.items())
+    loaded.teacher.set_parameters(model(cls=base, seed=8).get_parameters())
     assert largest_difference(weights(loaded), weights(saved)) == 0
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -55,6 +56,18 @@ def test_an_environment_that_gives_one_dict_at_every_step_has_each_episode_once(
     assert [episode["l"] for episode in learner.ep_info_buffer] == [5] * 8
 
 
+def test_episodes_inside_a_wrapper_that_does_not_end_with_them_are_counted():
+    class Endless(gym.Wrapper):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                observation, _ = self.env.reset()
+            return observation, reward, False, False, info
+
+    learner = model(Endless(Monitor(LineEnv(length=5)))).learn(40)
+    assert [episode["l"] for episode in learner.ep_info_buffer][:8] == [5] * 8
+
+
 class Simulator:
     """What ``unwrapped`` may be with another library; ``reset`` is no method, ``step`` not of the class."""
 
@@ -83,8 +96,15 @@ def test_an_innermost_environment_may_be_anything():
             assert self.simulator.step() == "stepped"
             return super().step(action)
 
-    model(DummyVecEnv([Around])).learn(40)
-    assert Simulator.resets >= 2
+    def use(local, _):
+        if local["self"].num_timesteps == 30:
+            env.envs[0].reset()
+        return True
+
+    env = DummyVecEnv([Around])
+    buffer = model(env).learn(40, use).replay_buffer
+    assert Simulator.resets >= 3
+    assert buffer.size() == 39  # the step during which it was used is not stored
 
 
 def test_environments_that_were_interrupted_inside_a_step_are_not_learned_from():

@@ -199,14 +199,13 @@ class Resumable(OffPolicyAlgorithm):
         return result
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
-        """SB3's, without an environment's own ``info["episode"]`` and without what ``Monitor`` wrote at an earlier step."""
+        """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""
+        counted = set(map(repr, self.ep_info_buffer or ())) if any("episode" in info for info in infos) else ()
 
-        def is_monitors(episode: Any) -> bool:
-            return isinstance(episode, dict) and {"r", "l"} <= episode.keys()
+        def is_new(episode: Any) -> bool:  # `Monitor` writes the time too
+            return isinstance(episode, dict) and {"r", "l"} <= episode.keys() and repr(episode) not in counted
 
-        ended = [True] * len(infos) if dones is None else dones
-        own = [info if done and is_monitors(info.get("episode")) else {**info, "episode": None}
-               for info, done in zip(infos, ended, strict=True)]  # fmt: skip
+        own = [info if "episode" not in info or is_new(info["episode"]) else {**info, "episode": None} for info in infos]
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -83,8 +83,10 @@ def hook_uses(env: VecEnv) -> list[Hook]:
     if isinstance(innermost, DummyVecEnv):
         for single_env in innermost.envs:
             _hook(single_env, "step")
-            base = single_env.unwrapped  # of another library it may be anything, such as a simulator
-            hooks += [_hook(base, name) for name in ("step", "reset") if isinstance(base, gym.Env)]
+            base: Any = single_env
+            while isinstance(base, gym.Wrapper):  # `unwrapped` may be anything, such as a simulator
+                base = base.env
+            hooks += [_hook(base, name) for name in ("step", "reset")]
     return hooks
 
 

@@ -134,6 +134,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
             written.callback(shutil.rmtree, folder.path, ignore_errors=True)
         else:
             folder = RunDir(files.make_folder(path), experiment.env_id)
+            folder.require_no_links()
         lock = resources.enter_context(RunLock(folder.path))
         folder.require_no_run()
         arguments = {"algo": ALGORITHM, **experiment.arguments(), "versions": versions(), "command": command}

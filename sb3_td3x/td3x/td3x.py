@@ -295,7 +295,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
         if self._loading:  # SB3's `load` sets parameters, but has read none
             set_own, tensors = self.set_parameters, self._loaded_tensors
-            self.set_parameters = lambda source, *args, **kwargs: set_own(source or tensors, *args, **kwargs)  # type: ignore
+            self.set_parameters = lambda load_path_or_dict, *args, **kwargs: set_own(  # type: ignore[method-assign]
+                load_path_or_dict or tensors, *args, **kwargs
+            )
         exploration.check_action_bounds(self.action_space)  # type: ignore[arg-type]
         self._choose_classes()
         self.action_noise = self.action_noise  # resolves it: a loaded model has its action space only now
@@ -639,7 +641,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the compiled programs."""
-        return {**super().__getstate__(), "_updater": None}
+        of_load = ("_loading", "_loaded_tensors", "set_parameters")
+        return {name: value for name, value in super().__getstate__().items() if name not in of_load} | {"_updater": None}
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """

@@ -98,10 +98,10 @@ def test_an_innermost_environment_may_be_anything():
 
     def use(local, _):
         if local["self"].num_timesteps == 30:
-            env.envs[0].reset()
+            env.envs[0].env.reset()
         return True
 
-    env = DummyVecEnv([Around])
+    env = DummyVecEnv([lambda: Monitor(Around())])
     buffer = model(env).learn(40, use).replay_buffer
     assert Simulator.resets >= 3
     assert buffer.size() == 39  # the step during which it was used is not stored

@@ -61,8 +61,7 @@ def enjoy(
         return
     if video is None:
         console.print("there is no display: making a video")
-        if not trust:
-            folder.require_no_links()  # its folder of videos may be one
+        folder.require_no_links(trust)  # its folder of videos may be one
     with console.status("recording"):
         console.print(f"{out} ({play.record_video(folder, out, seed, trust=trust)})")
 

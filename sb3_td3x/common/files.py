@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, and detecting files that were damaged since."""
+"""Writing files so that a crash leaves the old one or the new one, detecting files that were damaged since, and unpacking."""
 
 import errno
 import hashlib

@@ -37,8 +37,7 @@ def write(run: RunDir, out: Path, repo_id: str, episodes: int = 10, seed: int = 
         raise ValueError(f"{repo_id!r} is not the name of a repository: give user/name")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} already contains files: choose another folder")
-    if not trust:
-        run.require_no_links()  # a link of an untrusted run may lead to a secret
+    run.require_no_links(trust)  # they may lead to a secret
     returns = play.evaluate(run, episodes, seed, "cpu", trust)
     is_safe = not trust or _loads_without_trust(run)
     out.mkdir(parents=True, exist_ok=True)

@@ -96,9 +96,9 @@ class RunDir:
             raise ValueError(f"{self.path} lacks the statistics of VecNormalize ({paths[-1].name}) that its model needs")
         return found
 
-    def require_no_links(self) -> None:
-        """``ValueError`` for a link out of the folder: for an untrusted run that is to be written to or shown to others."""
-        if link := files.link_out_of(self.path):
+    def require_no_links(self, trust: bool = False) -> None:
+        """``ValueError`` for a link out of the folder of an untrusted run, which is to be written to or shown to others."""
+        if not trust and (link := files.link_out_of(self.path)):
             advice = "put the file itself there, or, if you trust the run, say so with trust=True (--trust)"
             raise ValueError(f"{link} leads out of the run's folder: {advice}")
 

@@ -123,7 +123,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
     :raises ValueError: for anything that cannot be run, in one line that says what to change
     """
     entry = check(experiment)
-    th.set_num_threads(min(experiment.threads, os.cpu_count() or 1))  # as `resume`
+    _use_threads(experiment.threads)
     with ExitStack() as resources:
         # In this process: what is wrong with the environment is said here, not by a worker
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
@@ -175,8 +175,7 @@ def resume(
     """
     experiment = Experiment.of_arguments(folder)
     require_registered(experiment.env_id, trust, None if env_kwargs == experiment.env_kwargs else experiment.env_kwargs)
-    if not trust:
-        folder.require_no_links()
+    folder.require_no_links(trust)
     require_device(device := device or experiment.device)
     with ExitStack() as resources:
         lock = resources.enter_context(RunLock(folder.path))
@@ -190,8 +189,7 @@ def resume(
         if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
-        threads = check_int("threads", experiment.threads if threads is None else threads, minimum=1)
-        th.set_num_threads(min(threads, os.cpu_count() or 1))  # OpenMP ends a process that asks for very many
+        _use_threads(check_int("threads", experiment.threads if threads is None else threads, minimum=1))
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
@@ -260,6 +258,11 @@ def train(
                 save_last(run.model, run.folder, run.lock)  # as at the end
             raise
     return run.model.num_timesteps >= run.total and is_evaluated(run.folder, run.model.num_timesteps)
+
+
+def _use_threads(threads: int) -> None:
+    """At most one per core, because OpenMP ends a process that asks for very many."""
+    th.set_num_threads(min(threads, os.cpu_count() or 1))
 
 
 def require_device(device: str) -> None:

@@ -93,7 +93,7 @@ class Updater(GradientStep):
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
-        self._has_hooks = False  # as was announced
+        self._said_hooks = False  # that updates are plain while there are some
         self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
@@ -109,9 +109,9 @@ class Updater(GradientStep):
             self._decline(_why_plain(self.policy))
         if self.accelerate == "auto" and self._path == "compiled" and any(_hooks(self.tensors)):
             self._path = "plain"  # in this series: hooks come and go
-            if not self._has_hooks and updates_made >= SWITCH_AFTER:
+            if not self._said_hooks and updates_made >= SWITCH_AFTER:
                 self.announce("accelerate: plain while a layer has a hook, or a parameter on its gradient")
-                self._has_hooks = True
+                self._said_hooks = True
         guards = _guards(self.tensors) if self._path == "compiled" and self._declined is None else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)

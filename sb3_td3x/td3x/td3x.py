@@ -39,8 +39,10 @@ from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+OF_LOAD = ("_loading", "_loaded_tensors", "set_parameters")
+"""Attributes that a model has only while ``load`` rebuilds it."""
 NOT_SAVED = (
-    "_loading", "_loaded_tensors", "set_parameters", "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
+    *OF_LOAD, "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
     "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
@@ -640,9 +642,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         return ["policy", "actor.optimizer", "critic.optimizer"], []
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and ``deepcopy``: without the compiled programs."""
-        of_load = ("_loading", "_loaded_tensors", "set_parameters")
-        return {name: value for name, value in super().__getstate__().items() if name not in of_load} | {"_updater": None}
+        """For pickle and ``deepcopy``: without the compiled programs and what only ``load`` needs."""
+        return {name: value for name, value in super().__getstate__().items() if name not in OF_LOAD} | {"_updater": None}
 
     def export_onnx(self, path: str | pathlib.Path, env: VecEnv | None = None) -> None:
         """

@@ -21,6 +21,7 @@ class _Error(ValueError):
 
     def __init__(self, message: str):
         super().__init__(escaped(message))
+        self.message = message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in inspect.signature(type(self)).parameters)
@@ -52,10 +53,6 @@ class NonFiniteError(_Error):
 
 class ModelFileError(_Error):
     """A file is not a model that TD3X can load: damaged, cut off, or saved by another algorithm."""
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.message = message
 
 
 class UntrustedModelError(ModelFileError):

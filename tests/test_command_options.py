@@ -54,6 +54,14 @@ class TestOptions:
                 act()
         assert experiment.train(experiment.resume(folder, steps=90, trust=True))
 
+    def test_what_is_printed_for_a_run_that_holds_a_link_can_be_run(self, called_and_heard, heard, tmp_path):
+        heard(*PENDULUM, "--steps", 60)
+        run, elsewhere = tmp_path / "td3x" / "Pendulum-v1_1", tmp_path / "elsewhere"
+        (run / "checkpoint").rename(elsewhere)
+        (run / "checkpoint").symlink_to(elsewhere)
+        code, printed = called_and_heard("train", "--resume", run, "--steps", 90, "--trust", "--no-video")
+        assert (code, f"read about it: td3x report {run} --trust\n" in printed.out) == (0, True)
+
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [("g=5", "needs key:value, not 'g=5'"), ("weight:5", "cannot be made with env_kwargs {'weight': 5}")],

@@ -83,6 +83,23 @@ class Simulator:
         return lambda: "stepped"
 
 
+def test_a_wrapper_may_adapt_what_is_no_environment():
+    class Adapts(gym.Wrapper):
+        unwrapped, metadata, spec, render_mode = property(lambda self: self), {}, None, None
+
+        def __init__(self):
+            self.env, self.line = SimpleNamespace(), LineEnv()
+            self.observation_space, self.action_space = self.line.observation_space, self.line.action_space
+
+        def reset(self, **kwargs):
+            return self.line.reset(**kwargs)
+
+        def step(self, action):
+            return self.line.step(action)
+
+    assert model(Monitor(Adapts())).learn(40).replay_buffer.size() == 40
+
+
 def test_an_innermost_environment_may_be_anything():
     class Around(LineEnv):
         simulator = Simulator()
@@ -218,6 +235,17 @@ def test_as_is_that_of_a_part_of_a_dict():
     learner = model(made, "MultiInputPolicy", gradient_steps=0).learn(60)
     stored = learner.replay_buffer.next_observations["whole"][[19, 39, 59], 0]
     np.testing.assert_array_equal(stored, np.array([end["whole"] for end in env.ends]))
+
+
+def test_each_of_equal_episodes_counts_where_an_environment_writes_them_without_the_time():
+    class WritesItself(LineEnv):
+        def step(self, action):
+            *result, info = super().step(action)
+            ends = result[2] or result[3]
+            return *result, {**info, "episode": {"r": 1.0, "l": 20} if ends else None}
+
+    learner = model(DummyVecEnv([WritesItself])).learn(100)
+    assert [episode["r"] for episode in learner.ep_info_buffer] == [1.0] * 5
 
 
 @pytest.mark.parametrize("episode", [3, {"number": 3}])

@@ -12,6 +12,7 @@ import typer
 
 from sb3_td3x import presets
 from sb3_td3x.cli.console import PlainConsole
+from sb3_td3x.common import files
 from sb3_td3x.results.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def command(
                 console.print(f"  {run.folder.video} ({recorded})")
             except ValueError as error:
                 console.print(f"no video: {error}")
-    console.print(f"watch it: td3x enjoy {_words(run.folder, trusts)}\nread about it: td3x report {_words(run.folder, False)}")
+    words = _words(run.folder, trusts)
+    console.print(f"watch it: td3x enjoy {words}\nread about it: td3x report {words}")
 
 
 def _check_options(chosen: set[str]) -> None:
@@ -145,6 +147,6 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, a
 
 
 def _words(folder: RunDir, trusts: bool) -> str:
-    """The folder as a command's words, with ``--trust`` where a trusted environment's module or arguments need it."""
-    needs_trust = trusts and (":" in folder.env_id or folder.arguments().get("env_kwargs"))
-    return shlex.quote(folder.path.as_posix()) + (" --trust" if needs_trust else "")
+    """The folder as a command's words, with ``--trust`` where its environment's module or arguments, or a link, need it."""
+    needs_trust = ":" in folder.env_id or folder.arguments().get("env_kwargs") or files.link_out_of(folder.path)
+    return shlex.quote(folder.path.as_posix()) + (" --trust" if trusts and needs_trust else "")

@@ -200,12 +200,16 @@ class Resumable(OffPolicyAlgorithm):
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""
-        counted = set(map(repr, self.ep_info_buffer or ())) if any("episode" in info for info in infos) else ()
 
-        def is_new(episode: Any) -> bool:  # `Monitor` writes the time too
-            return isinstance(episode, dict) and {"r", "l"} <= episode.keys() and repr(episode) not in counted
+        def is_new(episode: Any, done: bool) -> bool:  # at a step that ends none, it may stay from one that did
+            is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
+            return is_one and (done or repr(episode) not in map(repr, self.ep_info_buffer or ()))
 
-        own = [info if "episode" not in info or is_new(info["episode"]) else {**info, "episode": None} for info in infos]
+        ended = [True] * len(infos) if dones is None else dones
+        own = [
+            info if "episode" not in info or is_new(info["episode"], done) else {**info, "episode": None}
+            for info, done in zip(infos, ended, strict=True)
+        ]
         super()._update_info_buffer(own, dones)
 
     def __getstate__(self) -> dict[str, Any]:

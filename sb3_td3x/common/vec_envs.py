@@ -84,7 +84,7 @@ def hook_uses(env: VecEnv) -> list[Hook]:
         for single_env in innermost.envs:
             _hook(single_env, "step")
             base: Any = single_env
-            while isinstance(base, gym.Wrapper):  # `unwrapped` may be anything, such as a simulator
+            while isinstance(base, gym.Wrapper) and isinstance(base.env, gym.Env):  # not of a simulator in an adapter
                 base = base.env
             hooks += [_hook(base, name) for name in ("step", "reset")]
     return hooks

@@ -99,7 +99,7 @@ class RunDir:
     def require_no_links(self, trust: bool = False) -> None:
         """``ValueError`` for a link out of the folder of an untrusted run, which is to be written to or shown to others."""
         if not trust and (link := files.link_out_of(self.path)):
-            advice = "put the file itself there, or, if you trust the run, say so with trust=True (--trust)"
+            advice = "put there what it leads to, or, where that is offered, trust the run (trust=True, --trust)"
             raise ValueError(f"{link} leads out of the run's folder: {advice}")
 
     def require_no_run(self) -> None:

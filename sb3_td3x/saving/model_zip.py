@@ -111,7 +111,6 @@ def load(
             saved,  # as custom objects, which SB3 does not unpickle
             print_system_info,
             force_reset,
-            _loading=True,
             _loaded_tensors=tensors,
             **_with_consequences(changes, saved),
         )
@@ -120,7 +119,7 @@ def load(
             model.noise_generator.set_state(torch_state(state))
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
-    del model._loading, model._loaded_tensors, model.set_parameters
+    del model._loaded_tensors, model.set_parameters
     if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
         model.learning_starts = starts
     if changes.get("seed") is not None:

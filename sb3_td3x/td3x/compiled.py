@@ -107,12 +107,15 @@ class Updater(GradientStep):
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
-        if self.accelerate == "auto" and self._path == "compiled" and any(_hooks(self.tensors)):
+        may_compile = self._path == "compiled" and self._declined is None
+        has_hooks = may_compile and _has_hooks(self.tensors)
+        if has_hooks and self.accelerate == "auto":
             self._path = "plain"  # in this series: hooks come and go
             if not self._said_hooks and updates_made >= SWITCH_AFTER:
                 self.announce("accelerate: plain while a layer has a hook, or a parameter on its gradient")
                 self._said_hooks = True
-        guards = _guards(self.tensors) if self._path == "compiled" and self._declined is None else self._guards
+            may_compile = False
+        guards = [has_hooks, *_guards(self.tensors)] if may_compile else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)
             self._inputs = [*self.tensors.named.values()]  # themselves, because `.data` of them may be set
@@ -209,7 +212,7 @@ class _Recording:
         """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
         self.products, self.name, self.batch, self.settings = updater.products, name, batch, settings
         tensors = updater.tensors
-        if any(_hooks(tensors)):
+        if _has_hooks(tensors):
             raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         with _explained("the policy cannot be copied"):
@@ -336,19 +339,19 @@ def _refuse_random_layers(graph: GraphModule) -> None:
                 raise CannotAccelerate(f"the policy draws random numbers ({node.target}), as dropout does")
 
 
-def _hooks(tensors: PolicyTensors) -> list[bool]:
-    """Of each layer and each parameter whether it has a hook that is called during an update."""
-    layers = [
-        bool(layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+def _has_hooks(tensors: PolicyTensors) -> bool:
+    """Whether a layer or a trained parameter has a hook that is called during an update."""
+    if _has_any_global_hook() or any(parameter._backward_hooks for group in tensors.trained.values() for parameter in group):
+        return True
+    return any(
+        layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks
         or any(not type(hook).__module__.startswith("torch.") for hook in layer._forward_pre_hooks.values())  # spectral_norm's
         for layer in tensors.modules
-    ]
-    layers.append(bool(_has_any_global_hook()))
-    return layers + [bool(parameter._backward_hooks) for parameters in tensors.trained.values() for parameter in parameters]
+    )  # fmt: skip
 
 
 def _guards(tensors: PolicyTensors) -> list[Any]:
-    """What an edit between two series may change of a program: threads, modes, hooks, and the numbers that layers hold."""
+    """What an edit between two series may change of a program: threads, modes, and the numbers that layers hold."""
     kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
     modules = tensors.modules[1:]  # no update calls the policy
     holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]
@@ -357,7 +360,7 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
     modes = [th.get_num_threads(), autocast, *[module.training for module in tensors.modules]]
     codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in holders]  # not of scripts
-    return [*modes, *_hooks(tensors), *critics, *numbers, *codes]
+    return [*modes, *critics, *numbers, *codes]
 
 
 def _constants(tensors: PolicyTensors, guards: list[Any]) -> tuple[Any, ...]:

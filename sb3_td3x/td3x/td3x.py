@@ -39,7 +39,7 @@ from sb3_td3x.td3x.gradient_step import UpdateSettings
 from sb3_td3x.td3x.precision import require_supported
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-OF_LOAD = ("_loading", "_loaded_tensors", "set_parameters")
+OF_LOAD = ("_loaded_tensors", "set_parameters")
 """Attributes that a model has only while ``load`` rebuilds it."""
 NOT_SAVED = (
     *OF_LOAD, "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
@@ -138,8 +138,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
     _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
-    _loading = False  # while `load` rebuilds a model, which must not be seeded again
-    _loaded_tensors: dict[str, Any]  # meanwhile
+    _loaded_tensors: dict[str, Any] | None = None  # while `load` rebuilds a model, which must not be seeded again
     _last_batch: ReplayBufferSamples | None = None
     _pace = 0.0, 0, 0  # time of the last log output, and environment steps and updates until then
     _updater: Updater | None = None
@@ -295,7 +294,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         if not hasattr(self, "action_space"):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
-        if self._loading:  # SB3's `load` sets parameters, but has read none
+        if self._loaded_tensors is not None:  # SB3's `load` sets parameters, but has read none
             set_own, tensors = self.set_parameters, self._loaded_tensors
             self.set_parameters = lambda load_path_or_dict, *args, **kwargs: set_own(  # type: ignore[method-assign]
                 load_path_or_dict or tensors, *args, **kwargs
@@ -357,7 +356,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
         :param seed: ``None`` seeds the target noise alone, from torch's global generator
         """
-        if not self._loading:
+        if self._loaded_tensors is None:
             super().set_random_seed(seed)
             self._seed_noise(seed)
 
@@ -485,7 +484,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             begun = self._learning_starts_from
             starts = self.learning_starts - (begun if begun < self.learning_starts else 0)
             needed = min(starts, buffer.buffer_size * buffer.n_envs)  # a small buffer can only be full
-            has_no_episode = isinstance(buffer, HerReplayBuffer) and not buffer.ep_length.any()
+            has_no_episode = isinstance(buffer, HerReplayBuffer) and not (  # the newest is the last to be overwritten
+                buffer.ep_length[buffer._current_ep_start - 1, range(buffer.n_envs)].any()
+            )
             self._may_lack_data = stored < max(needed, 1) or has_no_episode
             if self._may_lack_data and (buffer.full or stored >= 10 * max(needed, 100)):
                 problem = "nothing is learned now: HerReplayBuffer samples episodes that have ended, and it holds none"

@@ -156,6 +156,14 @@ class TestObservationSpaces:
             algorithm.policy.normalizer.moments[0].mean, observation["vector"].mean(0), rtol=1e-3, atol=1e-4
         )
 
+    def test_goals_that_hindsight_replay_puts_in_place_of_the_desired_ones_are_not_clipped(self):
+        """Such as the height of an object that is always to lie on the table, and that is lifted."""
+        normalizer = ObservationNormalizer(spaces.Dict({"achieved_goal": DICT["vector"], "desired_goal": DICT["vector"]}))
+        achieved = np.array([[0.3, 0.7], [0.1, 0.4]])
+        normalizer.update({"achieved_goal": achieved, "desired_goal": np.array([[0.0, 0.5], [0.0, 0.1]])})
+        np.testing.assert_allclose(normalizer.moments[1].mean, [0.1, 0.425], rtol=1e-3)
+        assert normalizer({"achieved_goal": th.zeros(2, 2), "desired_goal": th.as_tensor(achieved)})["desired_goal"].max() < 2
+
     @pytest.mark.parametrize("images", [spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Box(0, 1, (1, 36, 36))])
     def test_an_observation_without_vectors_is_refused(self, images):
         settings = {"normalize_observations": True, "normalize_images": images.dtype == np.uint8}

@@ -68,11 +68,14 @@ class ObservationNormalizer(nn.Module):
     def update(self, observations: np.ndarray | Mapping[str, np.ndarray]) -> None:
         """:param observations: as the policy gets them; any number of axes may precede those of one observation"""
         for key, moments in zip(self.keys, self.moments, strict=True):
-            moments.update(observations[key] if isinstance(observations, Mapping) else observations)
+            part = observations[key] if isinstance(observations, Mapping) else observations
+            if key == "desired_goal" and "achieved_goal" in self.keys:  # which hindsight replay puts in its place
+                part = np.concatenate([part, observations["achieved_goal"]])
+            moments.update(part)
 
     def count_stored(self, buffer: ReplayBuffer, normalization: VecNormalize | None) -> None:
         """Count all observations of a buffer that holds a tenth more than were counted: it was loaded or filled by hand."""
-        if 1.1 * self.moments[0].count.item() >= buffer.size() * buffer.n_envs:
+        if 1.1 * min(moments.count.item() for moments in self.moments) >= buffer.size() * buffer.n_envs:
             return
         for moments in self.moments:
             moments.load_state_dict(RunningMoments(moments.mean.shape).state_dict())  # forgets all, in place

@@ -26,7 +26,7 @@ AGENTS = Path(__file__).parent.parent / "agents"
 SEED = 1_000
 HEAD = """# Trained agents
 
-The best actor, by its evaluations, of one run per task (of two on tuning seeds, the better; Hopper has one).
+The best actor by evaluations of one run per task: the better of two on tuning seeds (Hopper: the only one).
 `td3x enjoy agents/Walker2DBulletEnv-v0` shows one. The score is the mean return of fresh episodes without noise,
 ± the standard deviation over them. It is that of one selected actor: the
 [benchmark results](../docs/results.md) say what to expect of a run. The settings need `benchmarks/held.patch`: see

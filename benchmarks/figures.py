@@ -56,7 +56,7 @@ def study_table() -> str:
     """What the engine of a study costs, as Markdown."""
     facts = json.loads((RESULTS / "study.json").read_text())
     middle = {name: float(np.median(values)) for name, values in facts["seconds"].items()}
-    lines = [f"| {facts['runs']} runs of {facts['steps']:,} steps | seconds | runs per hour | more than directly, per run |"]
+    lines = [f"| {facts['runs']} runs of {facts['steps']:,} steps | seconds | runs per hour | overhead per run |"]
     lines.append("|---" * 4 + "|")
     for name, seconds in middle.items():
         # On two nodes each has half of the runs

@@ -14,7 +14,7 @@ DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc",
 METHODS = {
     DEFAULT: ("TD3X", "#1f5fa8"),
     SB3_TD3: ("SB3 TD3", "#d0561f"),
-    SB3_TQC: ("sb3-contrib TQC", "#2f8f4e"),
+    SB3_TQC: ("sb3-contrib TQC", "#0f9f8f"),
 }
 VARIANTS = {
     ("td3x", "embeddings"): "TD3X with embeddings",
@@ -168,7 +168,7 @@ def actors_table() -> str:
 
 def draw(found: Runs, out: Path) -> None:
     """Mean and 95 % interval over all seeds, above over steps and below over minutes, a column per task."""
-    figure = Figure(figsize=(12, 5.6), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9.6, 5.2), dpi=110, layout="constrained")
     panels = figure.subplots(2, len(ENVIRONMENTS), sharey="col")
     for column, env in enumerate(ENVIRONMENTS):
         for method, (label, color) in METHODS.items():

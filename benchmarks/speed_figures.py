@@ -90,7 +90,7 @@ def recipe() -> str:
         [label, *(f"{case[name]['ms']:.2f} ({case[name]['times_sb3']:.2f})" for case in cases)]
         for label, name in (("SB3 TD3, rl-zoo3's settings", "SB3 TD3"), ("TD3X, preset `default`, compiled", "TD3X"))
     ]
-    return table(["ms per step (times SB3)", *PROCESSORS.values()], body)
+    return table(["ms per step (times SB3's rate)", *PROCESSORS.values()], body)
 
 
 def growth() -> str:
@@ -101,7 +101,7 @@ def growth() -> str:
         case = rows(RESULTS / f"{name}.json")
         cells = [f"{case[contender]['ms']:.2f}" for contender in ("SB3 TD3", COMPILED, BF16, FLOOR)]
         body.append([label, *cells, f"{case[COMPILED]['times_sb3']:.2f}"])
-    return table(["ms per update, 1 thread", "SB3 TD3", COMPILED, BF16, FLOOR, "compiled, times SB3"], body)
+    return table(["ms per update, 1 thread", "SB3 TD3", COMPILED, BF16, FLOOR, "compiled, times SB3's rate"], body)
 
 
 def memory() -> str:

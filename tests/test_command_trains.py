@@ -52,7 +52,14 @@ class TestTrain:
         assert len(frames) > 5
         assert np.stack(frames).std(axis=0).max() > 10  # something moves
         assert printed.startswith("Walker2DBulletEnv-v0, preset default, seed 0, 300 steps")
-        for said in ("100 steps  score", "200 steps  score", ", best ", str(folder / "curve.png"), "best_model.mp4"):
+        for said in (
+            " 100 steps  ",
+            " 200 steps  ",
+            " steps/s  score ",
+            ", best ",
+            str(folder / "curve.png"),
+            "best_model.mp4",
+        ):
             assert said in printed
         assert "pybullet build time" not in printed
 

@@ -173,7 +173,7 @@ def bench(
     taken = measuring.take_turns(updates, device, per_turn, seconds, console.print)
     table = Table(box=None, header_style="bold")
     table.add_column("one update")  # in a narrow terminal names are broken, numbers are not
-    for heading in ("ms", "fastest", "slowest", "times SB3"):
+    for heading in ("ms", "fastest", "slowest", "times SB3's rate"):
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for row in measuring.rows(taken):
         table.add_row(row["name"], *(f"{row[key]:.2f}" for key in ("ms", "fastest", "slowest", "times_sb3")))

@@ -102,7 +102,7 @@ class ShowProgress(BaseCallback):
         scores = scores_text(self.run.folder)
         self.bar.update(self.task, scores=scores)
         if not self.has_bar:
-            self.console.print(f"{evaluation.num_timesteps:>9,} steps  {scores}  {self._rate():.0f} steps/s")
+            self.console.print(f"{evaluation.num_timesteps:>9,} steps  {self._rate():.0f} steps/s  {scores}")
 
     def _rate(self) -> float:
         """Steps per second of this process, as SB3's ``time/fps``."""

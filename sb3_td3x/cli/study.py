@@ -26,10 +26,10 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE.yml", help="The study: environments, seeds and settings.")],
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Runs on Ray: local, or a cluster's address.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time on this machine; one per core if left out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study, which every node reaches; studies/FILE.")] = None,
-    only: Annotated[int | None, typer.Option(min=0, help="Make run number N only, from 0, as a job of a scheduler.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study, shared by all machines; else studies/FILE.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Only run N, counted from 0: one job of a scheduler.")] = None,
 ) -> None:
-    """Make the runs of a study that are not finished. Ctrl-C stops it cleanly; the same command continues."""
+    """Run what is unfinished in a study. Ctrl-C stops it cleanly; the same command resumes it."""
     from sb3_td3x.runs import runners, study
 
     place = (out or Path("studies") / file.stem).resolve()

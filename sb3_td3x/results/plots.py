@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter
 from sb3_td3x.common import files
 from sb3_td3x.results.scores import Scores
 
-COLORS = ("#2a6fbb", "#d0561f", "#2f8f4e", "#8a58b5", "#a07a14", "#c23b6e", "#17909c", "#7a7a7a")
+COLORS = ("#2a6fbb", "#d0561f", "#0f9f8f", "#8a58b5", "#a07a14", "#c23b6e", "#2f8f4e", "#7a7a7a")
 Look = dict[str, Any]  # a line's color and style, as matplotlib takes them
 LOOKS = [{"color": color, "linestyle": stroke} for stroke in ("solid", "dashed", "dotted", "dashdot") for color in COLORS]
 INK, MUTED = "#22262b", "#6b7178"
@@ -68,7 +68,7 @@ def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
 def run_curve(scores: Scores, axis: str) -> Figure:
     """One run's learning curve without title and caption, for a page that has its own."""
     with matplotlib.rc_context(STYLE):
-        picture = Figure(figsize=(5.4, 3.0), layout="constrained")
+        picture = Figure(figsize=(4.8, 2.8), layout="constrained")
         _draw_environment(picture.add_subplot(), [scores], axis, {scores.label: LOOKS[0]})
     return picture
 
@@ -76,7 +76,7 @@ def run_curve(scores: Scores, axis: str) -> Figure:
 def chart(lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """A small picture of logged values: by name the environment steps and the values, each ``(lines of the log,)``."""
     with matplotlib.rc_context(STYLE):
-        picture = Figure(figsize=(3.7, 2.2), layout="constrained")
+        picture = Figure(figsize=(4.2, 2.5), layout="constrained")
         axes = picture.add_subplot()
         for color, (name, (steps, values)) in zip(cycle(COLORS), lines.items(), strict=False):
             marker = "o" if len(steps) == 1 else None

@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import pytest
 import torch as th
+import torch.utils.checkpoint
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-from sb3_td3x import NonFiniteError
+from sb3_td3x import TD3X, NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, pair, programs, ready, train
@@ -361,6 +362,73 @@ class Moving(th.optim.SGD):
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+class Counted(th.optim.SGD):
+    """Keeps a number in its state that belongs to no parameter."""
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+class Around:
+    """Wraps an optimizer without torch's constructor, as Lookahead does."""
+
+    def __init__(self, parameters, lr):
+        self.inner = th.optim.SGD(parameters, lr)
+        self.param_groups, self.state, self.zero_grad = self.inner.param_groups, self.inner.state, self.inner.zero_grad
+        self.step, self.state_dict, self.load_state_dict = self.inner.step, self.inner.state_dict, self.inner.load_state_dict
+
+
+class Embedding(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = th.nn.Embedding(2, 3, sparse=True)
+
+    def forward(self, observations):
+        return self.layer((observations[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize(("optimizer", "extractor"), [(Counted, Extractor), (Around, Extractor), (th.optim.SGD, Embedding)])
+def test_optimizers_and_gradients_of_other_kinds_learn_as_with_sb3(optimizer, extractor):
+    settings = with_extractor(extractor)["policy_kwargs"] | {"optimizer_class": optimizer}
+    learner = model(policy_kwargs=settings)
+    before = {name: value.clone() for name, value in learner.policy.named_parameters()}
+    learner.learn(40)
+    moved = [name for name, value in learner.policy.named_parameters() if not th.equal(value, before[name])]
+    assert {"actor.features_extractor.layer.weight", "critic.features_extractor.layer.weight"} <= set(moved)
+    assert learner.critic.optimizer.state.get("steps", learner._n_updates) == learner._n_updates > 0
+
+
+class Checkpointed(Extractor):
+    reentrant = False
+
+    def forward(self, observations):
+        return th.utils.checkpoint.checkpoint(super().forward, observations.requires_grad_(), use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_are_computed_twice_to_save_memory_are_trained_unless_reentrant(reentrant):
+    algorithm = ready("plain", **with_extractor(type("Own", (Checkpointed,), {"reentrant": reentrant})))
+    before = algorithm.critic.features_extractor.layer.weight.detach().clone()
+    train_on(algorithm, range(2))
+    assert th.equal(algorithm.critic.features_extractor.layer.weight, before) is reentrant
+
+
+def test_parameters_of_an_optimizer_that_are_not_in_the_policy_are_named():
+    algorithm = ready("compiled", **with_extractor(Extractor))
+    algorithm.critic.features_extractor = algorithm.actor.features_extractor
+    with pytest.raises(CannotAccelerate, match="the critic's optimizer has parameters that are not in the policy"):
+        train_on(algorithm, range(1))
+
+
+def test_a_model_whose_actor_torch_compiles_is_saved_as_any_other(tmp_path):
+    learner = model()
+    learner.actor = th.compile(learner.actor, backend="eager")
+    learner.learn(20).save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model")
+    th.testing.assert_close(loaded.actor.mu.state_dict(), learner.actor.mu.state_dict())
 
 
 @pytest.mark.usefixtures("recorded")

@@ -41,6 +41,12 @@ def walks(algorithm, monkeypatch):
     return count[0]
 
 
+def has_modes_in_learn(algorithm):
+    seen = []
+    algorithm.learn(20, lambda *_: seen.append(algorithm.policy.has_modes) or True)
+    return seen[-1]
+
+
 def test_modes_are_switched_only_where_a_layer_has_them(monkeypatch):
     assert walks(model(), monkeypatch) == 0
 
@@ -54,7 +60,6 @@ def test_unknown_layers_are_in_training_mode_during_updates(monkeypatch):
             return super().forward(values)
 
     algorithm = model(policy_kwargs={**SMALL, "activation_fn": Own})
-    assert algorithm.policy.has_modes
     algorithm.learn(30)
     modes.clear()
     algorithm.train(1, 8)
@@ -67,15 +72,21 @@ def test_unknown_layers_are_in_training_mode_during_updates(monkeypatch):
 
 def test_a_layer_that_is_exchanged_later_is_noticed_by_the_next_learn():
     algorithm = model()
-    assert not algorithm.policy.has_modes
+    assert not has_modes_in_learn(algorithm)
     algorithm.actor.mu[1] = th.nn.Dropout(0.1)
-    algorithm.learn(20)
-    assert algorithm.policy.has_modes
+    assert has_modes_in_learn(algorithm)
+
+
+def test_a_layer_that_is_exchanged_after_learn_acts_in_evaluation_mode():
+    algorithm = model().learn(20)
+    algorithm.actor.mu.insert(2, th.nn.Dropout(0.5))
+    algorithm.actor.train()
+    observation = LineEnv().reset(seed=0)[0]
+    assert len({float(algorithm.predict(observation, deterministic=True)[0][0]) for _ in range(8)}) == 1
 
 
 def test_so_is_a_forward_of_the_users():
     algorithm = model()
     layer = algorithm.actor.mu[1]
     layer.forward = lambda values: th.nn.functional.dropout(values, 0.1, layer.training)
-    algorithm.learn(20)
-    assert algorithm.policy.has_modes
+    assert has_modes_in_learn(algorithm)

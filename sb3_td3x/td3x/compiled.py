@@ -215,8 +215,10 @@ class _Recording:
         if _has_hooks(tensors):
             raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
+        if not places.keys() >= set(map(id, tensors.trained[name])):
+            raise CannotAccelerate(f"the {name}'s optimizer has parameters that are not in the policy")
+        self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         with _explained("the policy cannot be copied"):
-            self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
             held = [value for module in tensors.modules for value in vars(module).values()]  # other threads may set more
             # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
             kept = [value for value in held if isinstance(value, th.Tensor) and not value.is_leaf]

@@ -209,10 +209,11 @@ class GradientStep:
         buffers = [(module._buffers, dict(module._buffers)) for module in self.tensors.modules if module._buffers]
         saved = [buffer for _, kept in buffers for buffer in kept.values() if buffer is not None]
         optimizer = self.policy.critic.optimizer
-        state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()} if with_actor else {}
+        state = {key: dict(of) if isinstance(of, dict) else of for key, of in optimizer.state.items()} if with_actor else {}
         if with_actor:
             saved += self.tensors.trained["critic"]
-            saved += [value for entries in state.values() for value in entries.values() if isinstance(value, th.Tensor)]
+            moments = [value for entries in state.values() if isinstance(entries, dict) for value in entries.values()]
+            saved += [value for value in moments if isinstance(value, th.Tensor)]
         copies = self._copies[with_actor]
         if [_layout(copy) for copy in copies] != [_layout(tensor) for tensor in saved]:
             copies = self._copies[with_actor] = [th.empty_like(tensor) for tensor in saved]
@@ -238,7 +239,8 @@ def _layout(tensor: th.Tensor) -> tuple[th.Size, th.dtype, th.device]:
 
 def _laid_out_like(parameter: nn.Parameter, gradient: th.Tensor) -> th.Tensor:
     """A gradient in its parameter's memory order, which ``backward`` gives it and the fused step of Adam takes for granted."""
-    return gradient if gradient.stride() == parameter.stride() else th.empty_like(parameter).copy_(gradient)
+    is_laid_out = gradient.is_sparse or gradient.stride() == parameter.stride()
+    return gradient if is_laid_out else th.empty_like(parameter).copy_(gradient)
 
 
 def gradients_of(loss: th.Tensor, parameters: Sequence[th.Tensor]) -> Gradients:
@@ -254,9 +256,10 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
     replaced ``step`` or another implementation that the user has chosen, nor for tensors of unequal shapes or strides,
     because it goes through memory as it lies, also beyond its end.
     """
+    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or "step" in vars(optimizer):
+        return False
     of_all = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *of_all)
-    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or any(hooks) or "step" in vars(optimizer):
+    if any((optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *of_all)):
         return False
     has_choice = any(
         group["fused"] is False or group["foreach"] is not None or group["capturable"] or group["differentiable"]

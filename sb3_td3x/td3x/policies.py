@@ -78,6 +78,7 @@ class TD3XPolicy(sb3.TD3Policy):
     """
 
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+    has_modes = True  # outside of `learn`, where any layer may be exchanged
 
     def __init__(
         self,
@@ -103,7 +104,6 @@ class TD3XPolicy(sb3.TD3Policy):
             features_extractor_class or self.default_features_extractor, features_extractor_kwargs, normalize_images,
             optimizer_class, optimizer_kwargs, n_critics, share_features_extractor,
         )  # fmt: skip
-        self.look_for_modes()
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         """Make the critics: SB3's, or quantile critics."""
@@ -137,7 +137,7 @@ class TD3XPolicy(sb3.TD3Policy):
         return {**super()._get_constructor_parameters(), **changed}
 
     def look_for_modes(self) -> None:
-        """Find out whether any layer depends on the mode, which then has to be switched at every step."""
+        """Find out whether any layer depends on the mode, which then has to be switched at every step of a ``learn``."""
         # A hook may depend on the mode, as that of torch's `spectral_norm` does, and so may a `forward` of a user's
         self.has_modes = any(
             type(layer) not in WITHOUT_MODES or layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer)

@@ -402,6 +402,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         except NonFiniteError:
             transitions.restore_statistics(self._vec_normalize_env, self._statistics)
             raise
+        finally:
+            vars(self.policy).pop("has_modes", None)  # `_setup_learn` has set it
 
     def _setup_learn(
         self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any

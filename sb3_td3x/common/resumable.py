@@ -203,7 +203,7 @@ class Resumable(OffPolicyAlgorithm):
 
         def is_new(episode: Any, done: bool) -> bool:  # at a step that ends none, it may stay from one that did
             is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
-            return is_one and (done or repr(episode) not in map(repr, self.ep_info_buffer or ()))
+            return is_one and (done or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ())))
 
         ended = [True] * len(infos) if dones is None else dones
         own = [

@@ -37,7 +37,7 @@ _OPTIONS: dict[str, Any] = {
 }
 _MAKING = threading.Lock()  # torch records one program at a time
 # Modules whose forward pass uses no numbers that an edit could change
-_WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
+_WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
 
 Program = Callable[..., Sequence[th.Tensor | None]]
 
@@ -102,7 +102,7 @@ class Updater(GradientStep):
         self._batch_size, self.updates_made = batch_size, updates_made
         before = self.tensors
         super().prepare(batch_size)
-        if [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
+        if before is not self.tensors and [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
             self._programs.clear()  # recorded from other layers
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:

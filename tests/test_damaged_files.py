@@ -161,9 +161,10 @@ def test_an_edit_gives_the_error_or_a_whole_model(dice, name, change):
     outcome(name, change(dice, ZIPS[name]))
 
 
-def test_a_seed_beyond_64_bits_gives_the_error():
+@pytest.mark.parametrize(("model_of", "name"), [("sb3", "seed"), ("td3x", "n_envs")])
+def test_a_number_that_nothing_has_gives_the_error(model_of, name):
     with pytest.raises(ModelFileError):
-        TD3X.load(io.BytesIO(with_attributes(ZIPS["sb3"], seed=10**30)))
+        TD3X.load(io.BytesIO(with_attributes(ZIPS[model_of], **{name: 10**30})))
 
 
 @few

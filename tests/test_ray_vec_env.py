@@ -239,3 +239,9 @@ def test_ray_is_started_if_it_is_not_running(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda: pytest.fail("started"))
     with pytest.raises(pytest.fail.Exception, match="started"):
         RayVecEnv([LineEnv])
+
+
+def test_tuples_of_observations_are_joined_part_by_part():
+    whole, numbers = ray_vec_env._joined([(np.zeros((2, 3)), np.array([1, 2])), (np.ones((1, 3)), np.array([3]))])
+    assert whole.tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
+    assert numbers.tolist() == [1, 2, 3]

@@ -225,4 +225,6 @@ def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:
     first = observations[0]
     if isinstance(first, dict):
         return {key: np.concatenate([part[key] for part in observations]) for key in first}  # type: ignore[call-overload]
+    if isinstance(first, tuple):  # TD3X takes none, but SB3's own tests of vectorized environments do (`make soak`)
+        return tuple(map(np.concatenate, zip(*observations, strict=True)))
     return np.concatenate(observations)  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ class TestOptions:
         (run / "checkpoint").symlink_to(elsewhere)
         code, printed = called_and_heard("train", "--resume", run, "--steps", 90, "--trust", "--no-video")
         assert (code, f"read about it: td3x report {run} --trust\n" in printed.out) == (0, True)
+        assert called_and_heard("report", run, "--trust")[0] == 0
 
     @pytest.mark.parametrize(
         ("text", "complaint"),

@@ -9,7 +9,7 @@ import torch.utils.checkpoint
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-from sb3_td3x import TD3X, NonFiniteError
+from sb3_td3x import NonFiniteError
 from sb3_td3x.td3x import compiled, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, pair, programs, ready, train
@@ -421,14 +421,6 @@ def test_parameters_of_an_optimizer_that_are_not_in_the_policy_are_named():
     algorithm.critic.features_extractor = algorithm.actor.features_extractor
     with pytest.raises(CannotAccelerate, match="the critic's optimizer has parameters that are not in the policy"):
         train_on(algorithm, range(1))
-
-
-def test_a_model_whose_actor_torch_compiles_is_saved_as_any_other(tmp_path):
-    learner = model()
-    learner.actor = th.compile(learner.actor, backend="eager")
-    learner.learn(20).save(tmp_path / "model")
-    loaded = TD3X.load(tmp_path / "model")
-    th.testing.assert_close(loaded.actor.mu.state_dict(), learner.actor.mu.state_dict())
 
 
 @pytest.mark.usefixtures("recorded")

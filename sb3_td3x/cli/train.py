@@ -148,5 +148,5 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, a
 
 def _words(folder: RunDir, trusts: bool) -> str:
     """The folder as a command's words, with ``--trust`` where its environment's module or arguments, or a link, need it."""
-    needs_trust = ":" in folder.env_id or folder.arguments().get("env_kwargs") or files.link_out_of(folder.path)
-    return shlex.quote(folder.path.as_posix()) + (" --trust" if trusts and needs_trust else "")
+    needs_trust = trusts and (":" in folder.env_id or folder.arguments().get("env_kwargs") or files.link_out_of(folder.path))
+    return shlex.quote(folder.path.as_posix()) + (" --trust" if needs_trust else "")

@@ -201,11 +201,14 @@ class Resumable(OffPolicyAlgorithm):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""
 
-        def is_new(episode: Any, done: bool) -> bool:  # at a step that ends none, it may stay from one that did
+        def is_new(
+            episode: Any, done: bool
+        ) -> bool:  # without the time, as of `Monitor`, equal ones are told apart by the end
             is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
-            return is_one and (done or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ())))
+            is_other = done and "t" not in episode
+            return is_one and (is_other or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ())))
 
-        ended = [True] * len(infos) if dones is None else dones
+        ended = [False] * len(infos) if dones is None else dones
         own = [
             info if "episode" not in info or is_new(info["episode"], done) else {**info, "episode": None}
             for info, done in zip(infos, ended, strict=True)

@@ -133,8 +133,6 @@ def save(sb3_save: Any, model: Any, policy_class: type, path: PathOrFile, *exclu
     """The body of ``TD3X.save``. The file names ``policy_class``; a process that is killed leaves the file that was there."""
     # SB3 saves a stand-in with copies of the tensors: another thread may be training the model itself
     parameters = copy.deepcopy(model.get_parameters())
-    for name in [name for name in parameters["policy"] if "_orig_mod." in name]:  # of what `th.compile` puts around a network
-        parameters["policy"][name.replace("_orig_mod.", "")] = parameters["policy"].pop(name)
     stand_in: Any = object.__new__(type("StandIn", (type(model),), {"get_parameters": lambda self: parameters}))
     noise_state = model.noise_generator.get_state().numpy()
     vars(stand_in).update({**vars(model), "policy_class": policy_class, "noise_generator": noise_state})

@@ -69,7 +69,8 @@ class ObservationNormalizer(nn.Module):
         """:param observations: as the policy gets them; any number of axes may precede those of one observation"""
         for key, moments in zip(self.keys, self.moments, strict=True):
             part = observations[key] if isinstance(observations, Mapping) else observations
-            if key == "desired_goal" and "achieved_goal" in self.keys:  # which hindsight replay puts in its place
+            # Hindsight replay puts the one in the place of the other
+            if key == "desired_goal" and "achieved_goal" in self.keys and observations["achieved_goal"].shape == part.shape:
                 part = np.concatenate([part, observations["achieved_goal"]])
             moments.update(part)
 

@@ -201,11 +201,9 @@ class Resumable(OffPolicyAlgorithm):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""
 
-        def is_new(
-            episode: Any, done: bool
-        ) -> bool:  # without the time, as of `Monitor`, equal ones are told apart by the end
+        def is_new(episode: Any, done: bool) -> bool:
             is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
-            is_other = done and "t" not in episode
+            is_other = done and "t" not in episode  # `Monitor` writes the time; without it, equal episodes are different ones
             return is_one and (is_other or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ())))
 
         ended = [False] * len(infos) if dones is None else dones

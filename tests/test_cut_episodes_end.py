@@ -146,6 +146,13 @@ class TestAnEpisodeThatIsCut:
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
 
+    def test_is_marked_where_one_array_holds_all_observations(self):
+        one_array = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+        algorithm = model(CountingEnv(), **one_array).learn(15)
+        algorithm.set_env(CountingEnv())
+        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
+        assert buffer._get_samples(np.array([13, 14])).dones.flatten().tolist() == [0, 1]  # the next is of another episode
+
     @pytest.mark.parametrize("layer", [list, VecNormalize, partial(VecFrameStack, n_stack=2)])
     def test_is_one_during_which_a_callback_used_the_environment(self, layer):
         """Between two rollouts and inside a step, whose observation ``VecNormalize`` and ``VecFrameStack`` no longer have."""

@@ -188,6 +188,16 @@ class TestNoiseOfTheUsersOwn:
         algorithm.learn(1)
         assert abs(algorithm.action_noise.given[-1]) < 0.15
 
+    def test_it_starts_again_where_a_callback_has_reset_the_environment(self):
+        def use(local, _):
+            if local["self"].num_timesteps == 30:
+                local["self"].action_noise.noise_prev = np.array([9.0])
+                local["self"].env.reset()
+            return True
+
+        algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(40, use)
+        assert abs(algorithm.action_noise.given[30]) < 0.15
+
     def test_several_environments_keep_theirs_too(self):
         count = 2
         noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))

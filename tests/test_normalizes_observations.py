@@ -8,10 +8,11 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.td3x import normalizer
 from sb3_td3x.td3x.normalizer import ObservationNormalizer, RunningMoments
 from sb3_td3x.td3x.policies import TD3XPolicy
 from tests.paths import ready
-from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, line_envs, model, random_batch, weights, without_output
 
 NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}
 DICT = spaces.Dict(
@@ -91,6 +92,15 @@ class TestStatistics:
         before = weights(algorithm)
         algorithm.policy.normalizer.count_stored(algorithm.replay_buffer, algorithm.get_vec_normalize_env())  # once
         assert largest_difference(weights(algorithm), before) == 0
+
+    def test_of_a_buffer_that_is_counted_in_parts_are_those_of_all(self, monkeypatch):
+        monkeypatch.setattr(normalizer, "CHUNK", 15)
+        algorithm = model(line_envs(2), **NORMALIZED).learn(60)  # fewer than the buffer holds
+        algorithm.replay_buffer = model(line_envs(2), seed=1).learn(80).replay_buffer
+        algorithm.policy.normalizer.count_stored(algorithm.replay_buffer, None)
+        moments = algorithm.policy.normalizer.moments[0]
+        assert moments.count == pytest.approx(80, abs=1e-3)
+        np.testing.assert_allclose(moments.mean, stored(algorithm).mean(0), rtol=1e-4)
 
     def test_of_a_buffer_that_was_loaded_count_with_those_seen_since(self, tmp_path):
         model().learn(40).save_replay_buffer(tmp_path / "buffer")

@@ -42,8 +42,9 @@ class TestBuffer:
         env.ret_rms.var = np.array(7.0)
         buffer = filled(PrioritizedReplayBuffer, 1)
         plain, normalized = buffer.sample(64), buffer.sample(64, env)
-        expected = {tuple(np.float32(env.normalize_obs(row))) for row in plain.observations.numpy()}
-        assert {tuple(row) for row in normalized.observations.numpy()} == expected
+        for part in ("observations", "next_observations"):
+            expected = {tuple(np.float32(env.normalize_obs(row))) for row in getattr(plain, part).numpy()}
+            assert {tuple(row) for row in getattr(normalized, part).numpy()} == expected
         np.testing.assert_allclose(
             np.unique(normalized.rewards.numpy()), env.normalize_reward(np.unique(plain.rewards.numpy())), rtol=1e-6
         )
@@ -82,6 +83,14 @@ class TestBuffer:
         assert (buffer.priorities[10] == 1).all()
         add_one(buffer)
         assert buffer.priorities[10] == pytest.approx([4.0, 4.0])
+
+    def test_the_largest_priority_is_not_that_of_the_last_batch_alone(self):
+        buffer = filled(PrioritizedReplayBuffer, 10)
+        for step, error in enumerate((32.0, 2.0)):
+            buffer._sampled = np.array([step]), np.array([0])
+            buffer.update_priorities(th.tensor([error]))
+        add_one(buffer)
+        assert buffer.priorities[10] == pytest.approx([4.0, 4.0])  # 32 to the power of 0.4
 
     def test_a_largest_priority_that_is_gone_is_forgotten(self):
         buffer = filled(PrioritizedReplayBuffer, 10)

@@ -125,6 +125,7 @@ class TestOtherNumberOfEnvironments:
             (model(line_envs(3)), "n_envs=1, but the model has n_envs=3"),
             (model(n_steps=3), "n_steps=1, but the model has n_steps=3"),
             (model(LineEnv(spaces.Box(-10, 10, (5,)))), "observation_space=Box"),
+            (model(LineEnv(action_space=spaces.Box(-2, 2, (1,)))), "action_space=Box"),
         ):
             before = other.replay_buffer
             with pytest.raises(ValueError, match=said):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_td3x.td3x import losses
+from sb3_td3x.td3x import gradient_step, losses
 from tests.tools import LineEnv, model
 
 LENGTH = 4
@@ -48,3 +48,18 @@ def test_n_step_returns_by_hand_stop_at_the_end_of_the_episode(terminates):
     assert discounts[0] == pytest.approx(gamma**3)
     if not terminates:
         assert discounts == pytest.approx([gamma**3, gamma**3, gamma**2, gamma])
+
+
+def test_the_target_discounts_an_n_step_return_by_the_steps_that_it_sums():
+    algorithm = collected(terminates=False, n_steps=3, gamma=0.5)
+    batch, policy = batch_of(algorithm.replay_buffer, range(LENGTH)), algorithm.policy
+    with th.no_grad():
+        values = policy.critic_target(batch.next_observations, policy.actor_target(batch.next_observations))
+    expected = batch.rewards + batch.discounts * th.cat(values, dim=1).amin(dim=1, keepdim=True)
+    found = gradient_step.critic_target(policy, batch, th.zeros_like(batch.actions), algorithm._update_settings())
+    th.testing.assert_close(found, expected)
+
+
+def test_a_termination_stays_one_where_learn_begins_anew():
+    algorithm = collected(terminates=True, n_steps=3).learn(LENGTH)
+    assert batch_of(algorithm.replay_buffer, [3 * LENGTH - 1]).dones.item() == 1

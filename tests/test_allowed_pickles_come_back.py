@@ -1,5 +1,6 @@
 """What saved models and checkpoints are made of comes back as it was; what else there is, is named when it is saved."""
 
+import io
 import math
 import pathlib
 import pickle
@@ -87,6 +88,16 @@ VALUE = st.recursive(
 @given(VALUE)
 def test_nested_values_come_back_as_they_were(value):
     assert equal(loads(dumps(value)), value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [th.float64, th.float16, th.bfloat16, th.int64, th.int32, th.int16, th.int8, th.uint8, th.bool]
+)
+def test_tensors_of_every_kind_come_back(dtype):
+    th.save(tensor := th.tensor([0, 1, 3]).to(dtype), file := io.BytesIO())
+    loaded = safe_pickle.load_tensors(file.getvalue())
+    assert loaded.dtype == dtype
+    assert th.equal(loaded, tensor)
 
 
 def test_every_listed_class_exists_and_every_policy_is_listed():

@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import (
     EveryNTimesteps,
     LogEveryNTimesteps,
     StopTrainingOnMaxEpisodes,
+    StopTrainingOnNoModelImprovement,
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -70,6 +71,30 @@ class TestExactly:
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
         assert resumed[3].last_time_trigger == whole[3].last_time_trigger == STEPS
+
+    def test_the_patience_with_a_model_that_does_not_improve_goes_on(self, tmp_path):
+        def callbacks():
+            patience = StopTrainingOnNoModelImprovement(1000)
+            evaluation = EvalCallback(
+                seeded(), callback_after_eval=patience, n_eval_episodes=1, eval_freq=4, verbose=0, warn=False
+            )
+            return patience, [evaluation, TD3XCheckpointCallback(40, tmp_path)]
+
+        before, given = callbacks()
+        model(seeded()).learn(40, given)
+        after, given = callbacks()
+        resume_run(tmp_path, seeded()).learn(41, given, resume=True)
+        assert after.no_improvement_evals == before.no_improvement_evals > 0
+        assert after.last_best_mean_reward == before.last_best_mean_reward
+
+    def test_the_lengths_of_episodes_continue(self, tmp_path):
+        def given():
+            return EvalCallback(seeded(), n_eval_episodes=2, eval_freq=20, log_path=tmp_path / "e", verbose=0, warn=False)
+
+        model(seeded()).learn(40, [given(), TD3XCheckpointCallback(40, tmp_path / "run")])
+        resume_run(tmp_path / "run", seeded()).learn(80, given(), resume=True)
+        with np.load(tmp_path / "e" / "evaluations.npz") as scores:
+            assert scores["ep_lengths"].tolist() == [[20, 20]] * 4
 
     def test_the_best_model_comes_back_where_the_scores_are_no_longer_written(self, tmp_path):
         def evaluation(**paths):

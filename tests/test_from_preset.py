@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -70,6 +70,15 @@ def test_a_name_builds_what_the_preset_asks_for(own):
     assert model.action_space.high == 1
     assert model.gradient_steps == -1  # one update per environment step, as with one environment
     assert model.learn(300)._n_updates > 100
+
+
+def test_wrappers_are_put_around_in_their_order():
+    named = [
+        {"gymnasium.wrappers.RescaleAction": {"min_action": -1, "max_action": 1}},
+        "gymnasium.wrappers.FlattenObservation",
+    ]
+    env = presets.wrap(gym.make("Pendulum-v1"), named)
+    assert (type(env), type(env.env)) == (wrappers.FlattenObservation, wrappers.RescaleAction)
 
 
 def test_updates_that_a_file_gives_for_its_number_of_environments_are_made(tmp_path):

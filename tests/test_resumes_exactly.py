@@ -1,5 +1,6 @@
 """N steps, a checkpoint and N more steps are 2N steps at once, bit for bit. In a new process: ``test_survives_faults``."""
 
+import random
 import warnings
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 import torch as th
 from gymnasium import spaces, wrappers
 from stable_baselines3 import SAC, TD3, HerReplayBuffer
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     EvalCallback,
@@ -43,6 +44,10 @@ class NoisyExtractor(FlattenExtractor):
 
     def forward(self, observations):
         return self.layers(super().forward(observations))
+
+
+class OwnNStep(NStepReplayBuffer):
+    """Of a class that is saved whole."""
 
 
 class OwnBuffer(ReplayBuffer):
@@ -87,6 +92,15 @@ class TestBitForBit:
         assert np.array_equal(left.obs_rms.mean, right.obs_rms.mean)
         assert np.array_equal(left.ret_rms.var, right.ret_rms.var)
         assert np.array_equal(left.returns, right.returns)
+
+    def test_prioritized_replay_of_large_errors(self, tmp_path):
+        def scaled():
+            return seeded(wrapper=lambda env: wrappers.TransformReward(env, lambda reward: 100 * reward))
+
+        whole, resumed = run_twice(tmp_path, scaled, prioritization="lap", buffer_size=45)
+        assert_same_run(whole, resumed)
+        assert whole.replay_buffer.priorities.max() > 1
+        assert np.array_equal(whole.replay_buffer.priorities, resumed.replay_buffer.priorities)
 
     def test_hindsight_replay(self, tmp_path):
         whole, resumed = run_twice(
@@ -133,6 +147,14 @@ class TestBitForBit:
         resumed = resume_run(tmp_path, VecNormalize(seeded()), checkpoint=40)
         assert_same_run(whole, resumed.learn(60, SwitchesOff(), resume=True))
 
+    def test_an_environment_that_draws_from_pythons_generator(self, tmp_path):
+        class Draws(LineEnv):
+            def step(self, action):
+                observation, reward, *rest = super().step(action)
+                return observation, reward + random.random(), *rest
+
+        assert_same_run(*run_twice(tmp_path, lambda: seeded(Draws)))
+
     @pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
     def test_an_environment_with_a_generator_of_its_own(self, tmp_path, kind):
         class OwnGeneratorEnv(LineEnv):
@@ -158,6 +180,22 @@ class TestBitForBit:
 
         assert_same_run(*run_twice(tmp_path, lambda: seeded(OldGeneratorEnv)))
 
+    def test_a_state_without_that_of_numpys_older_generator_is_not_complete(self):
+        class Old(OpenLineEnv):
+            np_random = property(lambda env: env._np_random)
+
+            def __init__(self):
+                super().__init__()
+                self._np_random = np.random.RandomState(0)
+
+            def reset(self, **kwargs):
+                self.position, self.time = self.np_random.uniform(-1, 1), 0
+                return self._observe(self.observation_space), {}
+
+        env = DummyVecEnv([Old])
+        env.reset()
+        assert not env_state.get(env)["complete"]
+
     def test_inside_episodes_of_an_environment_whose_state_is_an_array(self, tmp_path):
         class ArrayLineEnv(LineEnv):
             def get_run_state(self):
@@ -177,6 +215,15 @@ class TestBitForBit:
         for learner in (whole, resumed):
             learner.env.close()
 
+    def test_inside_episodes_under_layers_around_the_environments(self, tmp_path):
+        whole, resumed = run_twice(tmp_path, lambda: VecNormalize(VecMonitor(seeded(OpenLineEnv))), save_freq=7)
+        assert_same_run(whole, resumed)  # with the scores of ``VecMonitor``
+        assert np.array_equal(whole.env.ret_rms.var, resumed.env.ret_rms.var)
+
+    def test_a_buffer_that_is_saved_whole_goes_on_inside_an_episode(self, tmp_path):
+        own = {"replay_buffer_class": OwnNStep, "replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.99}}
+        assert_same_run(*run_twice(tmp_path, lambda: seeded(OpenLineEnv), save_freq=7, trust=True, **own))
+
     def test_frozen_layers_stay_frozen(self, tmp_path):
         def begun():
             algorithm = model(seeded())
@@ -186,6 +233,18 @@ class TestBitForBit:
         whole = begun().learn(120)
         begun().learn(60, TD3XCheckpointCallback(60, tmp_path))
         assert_same_run(whole, resume_run(tmp_path, seeded()).learn(120, resume=True))
+
+    @pytest.mark.filterwarnings("error:not restored exactly")
+    def test_an_episode_that_begins_because_a_callback_used_the_environment(self, tmp_path):
+        class Uses(BaseCallback):
+            resumable = ()
+
+            def _on_step(self):
+                return self.num_timesteps != 25 or self.training_env.reset() is not None
+
+        model(seeded()).learn(40, [Uses(), TD3XCheckpointCallback(25, tmp_path, keep_last=9)])
+        assert saved_steps(tmp_path) == [0, 25, 40]
+        resume_run(tmp_path, seeded(), checkpoint=25).learn(40, Uses(), resume=True)
 
     def test_twice_in_a_row(self, tmp_path):
         whole = model(seeded(), seed=1)
@@ -347,13 +406,14 @@ class TestSaysWhatIsNotExact:
             return VecNormalize(VecMonitor(DummyVecEnv([LineEnv] * 2)))
 
         save_run(model(layered(), gradient_steps=-1).learn(50), tmp_path)  # episodes of 20 steps
-        ended = []
+        ended, sums = [], []
 
         class Look(BaseCallback):
             resumable = ()
 
             def _on_rollout_start(self):
                 assert np.array_equal(self.model._last_original_obs, self.training_env.get_original_obs())
+                sums.append([*self.training_env.returns, *self.training_env.venv.episode_returns])
 
             def _on_step(self):
                 ended.extend(info["episode"]["l"] for info in self.locals["infos"] if "episode" in info)
@@ -362,6 +422,7 @@ class TestSaysWhatIsNotExact:
         with pytest.warns(UserWarning, match="current episodes"):
             resume_run(tmp_path, layered()).learn(100, Look(), resume=True)
         assert ended == [20, 20]
+        assert sums[0] == [0, 0, 0, 0]
 
     def test_wrappers_in_another_order_are_found_out(self, tmp_path):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))

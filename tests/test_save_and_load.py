@@ -189,6 +189,12 @@ def test_an_optimizer_whose_state_has_other_shapes_comes_back_with_trust(tmp_pat
     assert th.equal(*states)
 
 
+def test_how_an_optimizer_steps_is_this_models():
+    algorithm = model(policy_kwargs={"net_arch": [16, 12], "optimizer_kwargs": {"foreach": False}})
+    algorithm.set_parameters(model().learn(20).get_parameters())
+    assert algorithm.actor.optimizer.param_groups[0]["foreach"] is False
+
+
 def test_an_sb3_zip_with_a_path_loads(tmp_path):
     TD3("MlpPolicy", LineEnv(), tensorboard_log=tmp_path / "logs", policy_kwargs={"net_arch": [8]}).save(tmp_path / "model")
     assert TD3X.load(tmp_path / "model").tensorboard_log == str(tmp_path / "logs")

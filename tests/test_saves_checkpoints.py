@@ -214,6 +214,11 @@ class TestWhenItSaves:
         assert algorithm.num_timesteps == 0
         assert algorithm.learn(100, saving).num_timesteps == 100
 
+    def test_the_newest_checkpoint_is_not_made_again_by_a_resumed_run(self, tmp_path):
+        model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resume_run(tmp_path, seeded()).learn(50, TD3XCheckpointCallback(20, tmp_path, keep_last=9), resume=True)
+        assert saved_steps(tmp_path) == [20, 40, 50]
+
     def test_saving_does_not_change_the_run(self, tmp_path):
         saved = model(seeded(), seed=1).learn(STEPS, TD3XCheckpointCallback(20, tmp_path))
         assert_same_run(saved, model(seeded(), seed=1).learn(STEPS))

@@ -74,6 +74,8 @@ def attacks(canary):
     yield "array constructed from a class", reconstruct.replace(b"ndarray", b"memmap\0"[:7])
     yield "a layer", pickle.dumps(th.nn.ReLU())
     yield "a known class called", pickle.dumps(Calls(ReplayBuffer, 10, spaces.Box(0, 1), spaces.Box(0, 1)))
+    yield "a known class called with a number", pickle.dumps(Calls(th.nn.ELU, 3))
+    yield "keywords", b"\x80\x04cstable_baselines3.common.noise\nNormalActionNoise\n)}" + pickle.NEWOBJ_EX + b"."
     # Sets ReplayBuffer.add for the whole process
     yield "attributes of a class", pickle.dumps(ReplayBuffer, 4)[:-1] + b"N}\x8c\x03addNs\x86b."
     yield "a method covered", pickle.dumps(without_constructor(NormalActionNoise, __call__=None, reset=1))
@@ -398,3 +400,8 @@ def test_a_length_without_its_bytes_is_damage(tmp_path, code):
         (tmp_path / "buffer.pkl").write_bytes(pickle.PROTO + b"\5" + code + struct.pack("<Q", length) + b"x.")
         with pytest.raises(ModelFileError, match=r"buffer\.pkl.*damaged pickle"):
             model().load_replay_buffer(tmp_path / "buffer.pkl")
+
+
+def test_tensors_in_another_byte_order_are_refused():
+    with pytest.raises(ModelFileError, match="big-endian"):
+        load_tensors(packed({**members(a_tensor()), "archive/byteorder": b"big"}))

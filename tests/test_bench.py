@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -173,3 +174,18 @@ def test_a_size_of_zero_is_refused_too(option):
     result = CliRunner().invoke(cli.app, ["bench", option, "0"])
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.output
+
+
+def test_milliseconds_of_an_update_of_this_batch(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert bench._milliseconds(lambda: clock.__setitem__(0, clock[0] + 0.002), 5, "cpu") == pytest.approx(2)
+    monkeypatch.setattr(compiled, "has_compiler", lambda: False)
+    assert {update.args for update in bench.contenders(SMALL, "cpu", print).values()} == {(1, SMALL.batch_size)}
+
+
+def test_bench_has_the_threads_that_it_prints(monkeypatch):
+    monkeypatch.setattr(bench, "take_turns", lambda *_: {bench.BASELINE: [1.0]})
+    monkeypatch.setattr(th, "set_num_threads", asked := Mock())
+    assert CliRunner().invoke(cli.app, ["bench", *OPTIONS, "--threads", "3"]).exit_code == 0
+    asked.assert_called_once_with(3)

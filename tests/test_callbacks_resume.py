@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnNoModelImprovement,
 )
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x import TD3X, CheckpointError
@@ -311,3 +311,34 @@ def test_callbacks_find_themselves_in_the_locals_of_every_hook():
     model().learn(20, given)
     assert all(each is given for each in found)
     assert len(found) == 2 + 3 * 20
+
+
+def test_an_evaluation_that_is_due_inside_a_rollout_is_made_after_it(tmp_path):
+    evaluation = Evaluation(
+        seeded(), folder=RunDir(tmp_path, "Line"), eval_freq=30, n_eval_episodes=1, warn=False, lock=Mock()
+    )
+    model(seeded(), train_freq=(1, "episode")).learn(80, evaluation)  # episodes of 20 steps
+    assert evaluation.evaluations_timesteps == [40, 60, 80]
+
+
+def test_the_best_models_normalization_is_kept_where_a_later_model_is_no_better(tmp_path):
+    env = VecNormalize(seeded(), training=False, norm_reward=False)
+    (folder := RunDir(tmp_path, "Line")).settings.mkdir()
+    evaluation = Evaluation(env, folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=Mock())
+    learner = model(VecNormalize(seeded())).learn(20, evaluation)
+    best, evaluation.best_mean_reward = folder.best_normalization.read_bytes(), np.inf
+    learner.learn(20, evaluation, reset_num_timesteps=False)
+    assert folder.best_normalization.read_bytes() == best
+
+
+def test_the_best_models_normalization_comes_back_with_the_checkpoint(tmp_path):
+    def callbacks():
+        env = VecNormalize(seeded(), training=False, norm_reward=False)
+        evaluation = Evaluation(env, folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=Mock())
+        return [evaluation, TD3XCheckpointCallback(20, tmp_path / "checkpoint")]
+
+    (folder := RunDir(tmp_path, "Line")).settings.mkdir()
+    model(VecNormalize(seeded())).learn(40, callbacks())
+    folder.best_normalization.write_bytes(b"")
+    resume_run(tmp_path / "checkpoint", VecNormalize(seeded())).learn(40, callbacks(), resume=True)
+    assert folder.best_normalization.read_bytes()

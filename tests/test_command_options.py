@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import closing
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 import yaml
 from gymnasium import spaces
 from stable_baselines3.common.envs import BitFlippingEnv
@@ -138,7 +140,7 @@ class TestOptions:
         monkeypatch.setattr(wandb, "init", lambda **kwargs: run)
         code, _ = called(*PENDULUM, "--steps", 100, "--track", "wandb", "--out", tmp_path)
         assert code == 0
-        run.log.assert_called()
+        assert run.log.call_args.kwargs == {"step": 100}  # of the environment
         run.finish.assert_called_once()
 
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
@@ -336,3 +338,33 @@ class TestAChosenFolder:
         with pytest.raises(ValueError, match="holds other files than a run's"):
             experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / Path(name)]
+
+
+def test_a_new_run_has_its_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(th, "set_num_threads", started := Mock())
+    prepared(tmp_path, "Pendulum-v1", steps=60, threads=10**6).resources.close()
+    started.assert_called_once_with(os.cpu_count())
+
+
+def test_a_run_is_on_its_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "TD3X", made := Mock())
+    prepared(tmp_path, "Pendulum-v1", steps=60).resources.close()
+    assert made.call_args.kwargs["device"] == "cpu"
+
+
+def test_the_rate_is_that_of_this_process():
+    learner = Mock(num_timesteps=150, _num_timesteps_at_start=100, start_time=time.time_ns() - 10 * 10**9)
+    shown = progress.ShowProgress.__new__(progress.ShowProgress)
+    shown.run = Mock(model=learner)
+    assert shown._rate() == pytest.approx(5, rel=0.01)
+
+
+def test_the_time_left_is_for_the_steps_left(monkeypatch):
+    run, console = Mock(total=500), PlainConsole(width=100, file=StringIO())
+    run.model.ep_info_buffer = None
+    run.folder.scores.side_effect = ValueError
+    monkeypatch.setattr(progress, "LIFE_SECONDS", -1)
+    shown = progress.ShowProgress(console, run, has_bar=False)
+    shown._rate, shown.num_timesteps = lambda: 10.0, 400
+    shown._on_step()
+    assert console.file.getvalue().endswith("0:00:10 left\n")

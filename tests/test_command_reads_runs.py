@@ -6,6 +6,7 @@ from collections import OrderedDict
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import imageio.v2 as imageio
@@ -282,3 +283,17 @@ class TestUntrustedRuns:
     @staticmethod
     def scheduled(tmp_path):
         return saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"), learning_rate=lambda left: 1e-3 * left))
+
+
+def test_another_seed_shows_other_episodes(tmp_path, called_and_heard):
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    printed = {called_and_heard("eval", run.path, "--episodes", 1, "--seed", seed)[1].out for seed in (1, 2)}
+    assert len(printed) == 2
+
+
+def test_enjoy_shows_the_episodes_of_its_seed(tmp_path, monkeypatch, called_and_heard):
+    monkeypatch.setattr(play, "evaluate", shown := Mock(return_value=[0.0]))
+    monkeypatch.setattr(play, "has_display", lambda: True)
+    run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
+    called_and_heard("enjoy", run.path, "--episodes", 1, "--seed", 7)
+    assert shown.call_args.args[1:3] == (1, 7)

@@ -21,6 +21,7 @@ from sb3_td3x.cli import train
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from tests.commands import FAST, QUICK, prepared, start, td3x, wait_until
+from tests.resuming import saved_steps
 from tests.studies import study
 from tests.tools import LineEnv, Spoilt, without_observation
 
@@ -236,3 +237,16 @@ def test_usage_errors_end_with_2():
     assert CliRunner().invoke(cli.app, ["nonsense"]).exit_code == 2
     named = CliRunner().invoke(cli.app, ["train", "Pendulum-v1"])
     assert named.exit_code == 2
+
+
+def test_the_table_has_the_deviation_over_the_episodes(tmp_path):
+    experiment.train(run := prepared(tmp_path, "Pendulum-v1", steps=60, eval_freq=1000))
+    (line,) = csv.DictReader((run.folder.path / "scores.csv").read_text().splitlines())
+    assert float(line["std_return"]) == pytest.approx(run.folder.scores()[1].std(), rel=1e-8)
+
+
+def test_frequencies_count_the_steps_of_all_environments(tmp_path):
+    run = prepared(tmp_path, "Pendulum-v1", steps=80, n_envs=2, eval_freq=20, save_freq=20, eval_episodes=1)
+    assert experiment.train(run)
+    assert run.folder.scores()[0].tolist() == [20, 40, 60, 80]
+    assert saved_steps(run.folder.checkpoints) == [60, 80]

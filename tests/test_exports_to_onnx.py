@@ -246,3 +246,22 @@ class TestTheCommand:
         assert result.returncode == 0, result.stderr
         assert "torch is not loaded" in result.stdout
         assert len(example.read_text().splitlines()) < 40
+
+
+def test_a_graphs_actions_are_in_their_box_and_its_normalization_keeps_its_digits(tmp_path):
+    pytest.importorskip("onnxruntime")
+
+    box = spaces.Box(np.full(50, -0.1, np.float32), np.linspace(0.11, 3.7, 50, dtype=np.float32))
+    env = VecNormalize(
+        DummyVecEnv([lambda: LineEnv(spaces.Box(-1e6, 1e6, (3,), np.float64), box)]), norm_reward=False, clip_obs=1e9
+    )
+    env.obs_rms.mean, env.obs_rms.var = np.full(3, 1e5 + 0.003), np.full(3, 1e-6)
+    algorithm = model(env)
+    raw = env.obs_rms.mean + np.random.default_rng(0).normal(size=(5, 3)) * 1e-3
+    session = exported(algorithm, tmp_path / "a.onnx")
+    (actions,) = session.run(None, {"observation": raw})
+    np.testing.assert_allclose(actions, algorithm.predict(env.normalize_obs(raw), deterministic=True)[0], atol=1e-5)
+    with th.no_grad():
+        algorithm.actor.mu[-2].bias.fill_(100)
+    (actions,) = exported(algorithm, tmp_path / "b.onnx").run(None, {"observation": raw})
+    assert (actions <= box.high).all()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.td3x import diagnostics
 from sb3_td3x.td3x.compiled import has_compiler
 from sb3_td3x.td3x.diagnostics import measure
 from sb3_td3x.td3x.exploration import noise_std
@@ -257,3 +259,11 @@ def test_weights_and_biases_callback_gets_the_log_without_a_network(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "models" / "model.zip").exists()
+
+
+def test_updates_per_second_are_those_since_the_last_line(tmp_path, monkeypatch):
+    algorithm = model()
+    monkeypatch.setattr(diagnostics, "time", SimpleNamespace(perf_counter=lambda: algorithm.num_timesteps))
+    algorithm.set_logger(configure(str(tmp_path), ["csv"]))
+    algorithm.learn(130, log_interval=2)
+    assert {float(row["time/updates_per_second"]) for row in rows(tmp_path)[1:]} == {1}

@@ -19,7 +19,7 @@ from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError, RunLockedError
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs.evaluation import Evaluation
+from sb3_td3x.runs.evaluation import Evaluation, save_last
 from sb3_td3x.runs.experiment import Experiment, prepare
 from tests.commands import wait_until
 from tests.resuming import leave_lock, saved_steps, seeded
@@ -223,3 +223,12 @@ class TestOneWriter:
         with RunLock(tmp_path):
             os.utime(tmp_path / "lock", times=(0, 0))
             wait_until(lambda: (tmp_path / "lock").stat().st_mtime > 1)
+
+
+def test_a_last_model_is_not_written_without_the_lock(tmp_path):
+    with RunLock(tmp_path) as ours:
+        (tmp_path / "lock").unlink()
+        leave_lock(tmp_path, host="elsewhere", pid=7)
+        with pytest.raises(RunLockedError, match="process 7 on elsewhere"):
+            save_last(model(), folder := RunDir(tmp_path, "Line"), ours)
+    assert not folder.last_model.exists()

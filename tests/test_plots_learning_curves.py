@@ -216,3 +216,18 @@ def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_o
         left, right = (np.stack([random.choice(row, len(row)) for row in part]) for part in (ours, theirs))
         drawn.append(stats.trim_mean((left / right.mean(axis=1, keepdims=True)).ravel(), 0.25))
     np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.01)
+
+
+def test_a_runs_spread_is_the_deviation_over_its_episodes(tmp_path):
+    np.savez((run := evaluated(tmp_path, 0)).evaluations, timesteps=[1], results=[[0.0, 4.0]])
+    assert scores.of_run(run).spread.tolist() == [2]
+
+
+def test_the_band_reaches_the_best_run_and_the_legend_counts_the_runs_of_each_task(tmp_path):
+    runs = [
+        table(tmp_path / f"{e}{s}.csv", e, s, values=(s, 2))
+        for e, s in (("A-v0", 0), ("A-v0", 3), ("B-v0", 0), ("B-v0", 1), ("B-v0", 2))
+    ]
+    picture = plots.figure(scores.read(runs))
+    assert [text.get_text() for text in picture.legends[0].get_texts()] == ["TD3X default, 2 to 3 runs"]
+    assert picture.axes[0].collections[0].get_paths()[0].vertices[:, 1].max() == 3

@@ -145,3 +145,25 @@ class TestPrecision:
         assert largest_difference(before, weights(loaded)) == 0
         with pytest.raises(ValueError, match="has not been measured"):
             precision.require_supported("bf16", th.device("cuda"))
+
+
+def test_programs_run_with_their_kernels(monkeypatch):
+    asked, kernels = [], precision.matrix_kernels
+    monkeypatch.setattr(precision, "matrix_kernels", lambda choice: asked.append(choice) or kernels(choice))
+    algorithm = ready("compiled")
+    algorithm._get_updater().kernels = "onednn"
+    train_on(algorithm, [0])
+    asked.clear()  # of the recording
+    train_on(algorithm, [1])
+    assert "onednn" in asked
+
+
+def test_a_rounded_product_is_not_accurate(monkeypatch):
+    real = th.Tensor.__matmul__
+
+    def rounded(left, right):
+        is_exact = left.dtype == th.float64
+        return real(left, right) if is_exact else real(left.bfloat16(), right.bfloat16()).float()
+
+    monkeypatch.setattr(th.Tensor, "__matmul__", rounded)
+    assert not precision._onednn_is_accurate.__wrapped__()

@@ -13,11 +13,15 @@ import pybullet_envs_gymnasium  # noqa: F401
 import pytest
 import yaml
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb3_td3x import TD3X, presets
-from sb3_td3x.runs import experiment
+from sb3_td3x.runs import experiment, play
+from sb3_td3x.runs.environments import EVALUATION, open_env
+from tests.commands import saved_run
 from tests.tools import model
 
 FAMILIES = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.mujoco", "pybullet_envs_gymnasium")
@@ -294,3 +298,20 @@ def test_a_preset_is_never_changed_by_its_use():
     first["policy_kwargs"]["net_arch"].append(1)
     presets.model_arguments(first)["gamma"] = 0
     assert presets.load("sb3", "Walker2DBulletEnv-v0")["policy_kwargs"] == {"net_arch": [400, 300]}
+
+
+def test_nothing_that_is_evaluated_counts_for_the_statistics_or_is_normalized(tmp_path):
+    env = VecNormalize(make_vec_env("Pendulum-v1"))
+    run = saved_run(tmp_path, "Pendulum-v1", model(env))
+    env.save(str(run.normalization))
+    opened = open_env("Pendulum-v1", 0, EVALUATION, {"normalize": True}), play.open_evaluation_env(run, seed=0)
+    for env in opened:
+        assert (env.training, env.norm_reward) == (False, False)
+
+
+def test_discounts_of_the_default_preset_are_rl_zoos_and_mujocos_values_the_authors():
+    ours, theirs = presets.table("default"), presets.table("sb3")
+    for env_id in ours.keys() & theirs.keys():
+        assert ours[env_id].get("gamma", 0.99) == theirs[env_id].get("gamma", 0.99), env_id
+    mujoco = presets.load("default", "Hopper-v5")
+    assert [mujoco[key] for key in ("learning_rate", "learning_starts", "batch_size")] == [3e-4, 25_000, 256]

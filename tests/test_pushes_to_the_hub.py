@@ -157,6 +157,13 @@ class TestPull:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         return remote / REPO
 
+    def test_a_member_that_no_run_has_is_written_nowhere(self, repository, snapshot, tmp_path):
+        shutil.copytree(repository, snapshot)
+        with zipfile.ZipFile(snapshot / "train_eval_metrics.zip", "a") as archive:
+            archive.writestr("../escaped", "x")
+        hub.pull(REPO, tmp_path / "logs")
+        assert not list(tmp_path.rglob("escaped"))
+
     def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(
         self, run, repository, snapshot, tmp_path, called_and_heard
     ):
@@ -344,3 +351,16 @@ def test_a_run_with_hindsight_replay_can_be_pushed_with_trust(tmp_path, register
 )
 def test_the_name_of_a_model_has_no_module_and_no_slash(env_id, name):
     assert hub.model_name(env_id) == name
+
+
+def test_the_command_evaluates_as_many_episodes_as_asked(run, tmp_path, called_and_heard):
+    called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1, "--seed", 5, "--to-folder", tmp_path / "here")
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert (results["n_eval_episodes"], results["seed"]) == (1, 5)
+
+
+def test_a_model_of_another_environment_does_not_stay(run, remote, called_and_heard):
+    (remote / REPO).mkdir(parents=True)
+    (old := remote / REPO / "td3x-Old-v0.zip").touch()
+    assert called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)[0] == 0
+    assert not old.exists()

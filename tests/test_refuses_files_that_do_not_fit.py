@@ -11,7 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.common.validation import CHECKS
@@ -187,3 +187,26 @@ def test_attributes_that_no_model_has_are_refused(what, zipped):
     for given in ({}, {"env": LineEnv()}, {"buffer_size": 1}):
         with pytest.raises(error, match="|".join(CHECKS.keys() & HOSTILE[what].keys())):  # settings by name
             TD3X.load(io.BytesIO(content), **given)
+
+
+def test_a_files_control_characters_are_not_printed(zipped, capsys):
+    file = io.BytesIO(packed({**members(zipped), "system_info.txt": b"\x1b]0;owned\x07"}))
+    TD3X.load(file, print_system_info=True)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_statistics_of_another_shape_are_refused(tmp_path):
+    env = VecNormalize(DummyVecEnv([LineEnv]))
+    env.obs_rms.mean = np.zeros(2)
+    env.save(str(tmp_path / "statistics.pkl"))
+    with pytest.raises(ModelFileError, match="not in the shape of the observations"):
+        load_vecnormalize(tmp_path / "statistics.pkl", DummyVecEnv([LineEnv]))
+
+
+def test_a_policy_that_lacks_tensors_is_refused(tmp_path):
+    model().policy.save(tmp_path / "policy.pth")
+    saved = th.load(tmp_path / "policy.pth", weights_only=False)
+    del saved["state_dict"]["actor.mu.0.bias"]
+    th.save(saved, tmp_path / "policy.pth")
+    with pytest.raises(ModelFileError, match=r"actor\.mu\.0\.bias"):
+        TD3XPolicy.load(tmp_path / "policy.pth")

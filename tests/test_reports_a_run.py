@@ -19,6 +19,7 @@ from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 
 from sb3_td3x.cli.progress import scores_text
 from sb3_td3x.publish import report
+from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment
 from tests.commands import FAST
@@ -286,3 +287,8 @@ class TestUntrustedRuns:
         assert "has no column" in report.render(RunDir.open(copied))
         np.savez(copied / "evaluations.npz", timesteps=steps, results=np.zeros((2, 3)))
         assert "holds no evaluations" in report.render(RunDir.open(copied))
+
+
+def test_the_time_is_in_seconds(tmp_path):
+    one = scores.Scores("x", "E-v0", 0, tmp_path, *np.array([[100.0], [1], [0.5], [3725]]))
+    assert ("time", "1:02:05") in [fact[:2] for fact in report._facts([], 0, one, {})]

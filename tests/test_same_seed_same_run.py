@@ -1,13 +1,14 @@
 """The same seed gives the same run, array for array."""
 
 import hashlib
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_td3x.runs.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds
+from sb3_td3x.runs.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds, open_env
 from tests.tools import LineEnv, model
 
 CASES = {
@@ -88,3 +89,11 @@ class TestEpisodeSeeds:
         env.reset()
         env.unwrapped.np_random.random(1000)
         assert env.reset()[0][0].item() == self.starts(0, TRAINING, 0)[1]
+
+
+def test_every_environment_of_a_run_begins_in_its_own_way():
+    firsts = []
+    for stream in (TRAINING, EVALUATION, AFTERWARDS):
+        with closing(open_env("Pendulum-v1", 0, stream, {"n_envs": 2})) as env:
+            firsts += env.reset().tolist()
+    assert len({tuple(first) for first in firsts}) == 4

@@ -14,6 +14,7 @@ from gymnasium.wrappers import NormalizeObservation
 from stable_baselines3.common.callbacks import ConvertCallback
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
+from sb3_td3x.common.signals import stop_signals, stopping_on_signal
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.commands import FAST, start, wait_until
@@ -137,3 +138,15 @@ def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_p
     assert process.wait(timeout=60) == 130
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert alive == []
+
+
+def test_nohup_lets_a_closed_terminal_be_ignored(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+    assert stop_signals() == [signal.SIGTERM]
+
+
+def test_signals_mean_what_they_did_after_a_run():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping_on_signal(lambda: None):
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -21,6 +22,7 @@ from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment, runners
 from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check, read, train_td3x
 from tests.commands import stop_after
+from tests.resuming import leave_lock
 from tests.studies import SHORT, here, made, saved_steps, study
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -413,3 +415,47 @@ class TestOnly:
         code, printed = called("study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)
         assert code == 2
         assert "has 2 runs: --only can be 0 to 1, not 2" in printed
+
+
+def test_an_edit_that_is_no_hyperparameter_is_refused_too(tmp_path):
+    (run,) = study(tmp_path / "s.yml", seeds=[0])
+    place = StudyFolder.at(tmp_path).run(run)
+    experiment.prepare(run.experiment(), place).resources.close()
+    (place / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
+    with pytest.raises(ValueError, match="was begun with eval_episodes 1, not 3"):
+        check(study(tmp_path / "s.yml", seeds=[0], eval_episodes=3), StudyFolder.at(tmp_path))
+
+
+def test_a_run_whose_lock_was_left_is_not_under_way(tmp_path):
+    (run,) = study(tmp_path / "s.yml", seeds=[0])
+    (folder := StudyFolder.at(tmp_path)).run(run).mkdir(parents=True)
+    leave_lock(folder.run(run))
+    os.utime(folder.run(run) / "lock", times=(0, 0))
+    assert folder.progress(run).state == "waiting"
+
+
+def test_a_stopped_run_with_arguments_of_its_environment_resumes(tmp_path, monkeypatch):
+    (run,) = runs = study(tmp_path / "s.yml", seeds=[0], env_kwargs={"g": 5})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 120)
+        made(runs, tmp_path)
+    assert made(runs, tmp_path)[run.name].is_finished
+
+
+def test_a_strangers_folder_of_a_run_leads_nowhere_else(tmp_path):
+    (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+    (place := StudyFolder.at(tmp_path).run(run)).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (place / "Pendulum-v1").symlink_to(tmp_path / "elsewhere")
+    assert "leads out of the run's folder" in made(runs, tmp_path)[run.name].error
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_run_of_several_threads_takes_as_many_cores(tmp_path, monkeypatch, called):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    assert [runners.jobs_here(threads) for threads in (1, 3, 16)] == [8, 2, 1]
+    asked = []
+    monkeypatch.setattr(runners, "local", lambda jobs: asked.append(jobs) or (lambda *_: iter(())))
+    study(tmp_path / "s.yml", runs=[{"setting": "a"}, {"setting": "b", "threads": 4}])
+    called("study", tmp_path / "s.yml", "--out", tmp_path / "out")
+    assert asked == [2]

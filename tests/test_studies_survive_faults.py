@@ -90,6 +90,11 @@ class TestLocks:
 
     def test_that_of_a_process_that_is_about_to_leave_is_waited_for(self, tmp_path):
         """As one that saves its last checkpoint while the study is begun again."""
+
+        def alone(run, path):
+            with RunLock(path):
+                return finished(run, path)
+
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         folder = StudyFolder.at(tmp_path).run(run)
         folder.mkdir(parents=True)
@@ -97,7 +102,7 @@ class TestLocks:
             held.enter_context(RunLock(folder))
             leaves = threading.Timer(1, held.close)
             leaves.start()
-            outcomes = made(runs, tmp_path, train=finished)
+            outcomes = made(runs, tmp_path, train=alone)
             leaves.join()
         assert outcomes[run.name].is_finished
 

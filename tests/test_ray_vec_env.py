@@ -159,6 +159,14 @@ def test_environments_may_write_into_what_they_are_given(one):
     assert one.env_method("add", array=np.zeros(1)) == [1]
 
 
+def test_a_seed_is_for_one_reset(one):
+    one.seed(7)
+    first = one.reset()
+    assert not np.array_equal(one.reset(), first)
+    one.seed(7)
+    assert np.array_equal(one.reset(), first)
+
+
 def test_an_error_of_the_environment_keeps_its_type_and_ends_nobody(one):
     one.reset()
     (steps,) = one.get_attr("steps")

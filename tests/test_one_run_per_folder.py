@@ -87,7 +87,7 @@ class TestOneWriter:
 
     def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, tmp_path, monkeypatch):
         """filelock exchanges the names of two files, which NFS refuses."""
-        monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)
+        monkeypatch.setattr(lock.SoftFileLease, "_try_break_stale_lock", lambda *_: None)
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
 
@@ -102,7 +102,7 @@ class TestOneWriter:
             assert list(pool.map(take_over, [{}, {"host": "elsewhere"}, {"pid": os.getpid(), "start": 1}])) == [[]] * 3
 
     def test_on_nfs_a_living_one_is_not(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(lock.SoftFileLease, "_take_over", lambda *_: None)
+        monkeypatch.setattr(lock.SoftFileLease, "_try_break_stale_lock", lambda *_: None)
         monkeypatch.setattr(lock, "_has_ended", lambda *_: True)  # as it looks from another host
         with RunLock(tmp_path) as first:
             with pytest.raises(RunLockedError), RunLock(tmp_path):
@@ -124,6 +124,7 @@ class TestOneWriter:
             with pytest.raises(RunLockedError), RunLock(tmp_path):
                 pass
 
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="filelock for Python 3.10 removes an empty lock after 2 seconds")
     def test_one_that_is_about_to_write_into_its_lock_is_not(self, tmp_path, monkeypatch):
         monkeypatch.setattr(lock, "LEASE_SECONDS", 3)  # longer than what is left of the wait when it writes
         (tmp_path / "lock").touch()

@@ -91,6 +91,15 @@ class TestOptions:
         assert any("no episode has ended yet" in line for line in lines)
         assert any("steps/s  mean episode return -1" in line for line in lines)
 
+    def test_lines_are_redrawn_on_terminals_that_can(self, monkeypatch):
+        terminal = Mock(spec=["isatty"], isatty=lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        assert PlainConsole(file=terminal).is_interactive
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert not PlainConsole(file=StringIO()).is_interactive
+        monkeypatch.setenv("TERM", "dumb")
+        assert not PlainConsole(file=terminal).is_interactive
+
     def test_a_terminal_of_80_letters_shows_all_of_the_bars_numbers(self):
         run, console = Mock(total=500_000), PlainConsole(width=80, file=StringIO())
         run.folder.scores.return_value = np.array([495_000]), np.array([[-1234.0]])

@@ -141,8 +141,18 @@ class TestTrain:
         assert (run / "evaluations.npz").exists()
         assert (run / "best_model.zip").exists()
 
+    def test_whose_output_nobody_reads_any_more_ends_it_with_a_checkpoint(self, tmp_path):
+        """As ``| head -1`` does, or a connection that breaks."""
+        arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--save-freq", 1_000_000, "--out", tmp_path, *QUICK]
+        process = start("train", *arguments, "--set", "accelerate=plain", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert "1,000,000 steps" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=120) == 1
+        assert "Traceback" not in process.stderr.read()
+        assert max(saved_steps(tmp_path / "td3x" / "Pendulum-v1_1" / "checkpoint")) >= 100
 
-@pytest.mark.parametrize("kind", [ValueError, OSError])
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, EOFError, SystemExit])
 def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp_path, called, registered):
     """A job's script resumes a run that ended with 1; this one would end there again."""
 

@@ -1,6 +1,7 @@
 """Custom networks learn the same on every path, or their updates are made on the plain one, with the reason."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -143,6 +144,12 @@ class Recurrent(Extractor):
         return self.cell(observations.unsqueeze(-1))[0][:, -1]
 
 
+class BatchNormed(Extractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = th.nn.Sequential(th.nn.BatchNorm1d(3), self.layer)
+
+
 class Attending(Extractor):
     def __init__(self, observation_space):
         super().__init__(observation_space)
@@ -221,6 +228,35 @@ class TestIsTheSame:
         for algorithm in both:
             train_on(algorithm, range(4))
         assert_equal(*both, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_random_numbers_are_found_in_a_thread_of_its_own_too():
+    algorithm = ready("compiled", **with_extractor(Drawing))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CannotAccelerate, match="random numbers from numpy or python"):
+        pool.submit(train_on, algorithm, [0]).result()
+
+
+def test_layers_keep_their_modes_if_another_thread_predicts_while_programs_are_made(recorded, monkeypatch):
+    both = pair(**with_extractor(BatchNormed))
+
+    def compile_and_predict(program, inputs, options):
+        both[1].policy.set_training_mode(False)
+        return program
+
+    monkeypatch.setattr("torch._inductor.compile", compile_and_predict)
+    for algorithm in both:
+        train_on(algorithm, range(4))
+    assert programs(both[1]) == 2
+    assert_equal(*both, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_program_is_made_where_torch_searches_gradients_for_nan():
+    algorithm = ready("compiled")
+    with th.autograd.set_detect_anomaly(True, check_nan=False):
+        train_on(algorithm, [0])
+    assert programs(algorithm) == 2
 
 
 def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():

@@ -131,6 +131,13 @@ class TestTheGraphActsAsPredict:
         assert algorithm.actor.training  # exporting changes nothing
         require_equal_actions(session, algorithm, algorithm.observation_space)
 
+    def test_with_another_default_device(self, tmp_path):
+        env = normalized(DummyVecEnv([LineEnv]))
+        algorithm = model(env)
+        with th.device("meta"):  # as ``set_default_device("cuda")`` does
+            session = exported(algorithm, tmp_path / "model.onnx", env=env)
+        assert session.get_inputs()
+
     def test_with_statistics_that_are_given_and_says_what_it_is(self, tmp_path):
         algorithm = model(env := normalized(DummyVecEnv([lambda: gym.make("Steps-v0")]), seed=1))
         algorithm.save(tmp_path / "model.zip")

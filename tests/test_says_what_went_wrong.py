@@ -146,6 +146,9 @@ def test_a_program_that_has_switched_gradients_off_learns_all_the_same(switch, p
     with switch():
         algorithm = model(accelerate=path).learn(30)
     assert largest_difference(weights(algorithm), expected) == 0
+    with switch():
+        algorithm.set_parameters(algorithm.get_parameters())
+    assert algorithm.learn(30)._n_updates == 40
 
 
 def test_a_program_with_another_default_device_learns_on_that_of_the_model():
@@ -166,6 +169,8 @@ def test_networks_are_float32_whatever_torchs_default_is(settings, tmp_path):
         algorithm = model(**settings).learn(30)
         algorithm.save(tmp_path / "model")
         loaded = TD3X.load(tmp_path / "model")
+        algorithm.policy.save(tmp_path / "policy")
+        assert type(algorithm.policy).load(tmp_path / "policy").predict(np.zeros(3))[0].shape == (1,)
         assert th.get_default_dtype() is th.float64
     finally:
         th.set_default_dtype(th.float32)

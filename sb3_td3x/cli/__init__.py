@@ -47,7 +47,7 @@ def main() -> None:
             print(escaped(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         if can_be_fixed:
             advice = f": pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-            print(escaped("error: " + " ".join(str(error).split()) + advice), file=sys.stderr)  # noqa: T201
+            print(escaped("error: " + " ".join((str(error) or repr(error)).split()) + advice), file=sys.stderr)  # noqa: T201
         sys.exit(2 if can_be_fixed else 3)
 
 

@@ -1,5 +1,7 @@
 """The command's console: names and texts that it prints may come from untrusted files."""
 
+import signal
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +14,17 @@ class PlainConsole(Console):
 
     def __init__(self, **kwargs: Any):
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, **kwargs)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Rich takes a file for one too if colors are forced (``FORCE_COLOR``)."""
+        return super().is_terminal and self.file.isatty()
+
+    def on_broken_pipe(self) -> None:
+        """Where nobody reads any more, a run ends as when its terminal is closed: with a checkpoint."""
+        with suppress(SystemExit) if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL else nullcontext():
+            super().on_broken_pipe()
+        signal.raise_signal(signal.SIGTERM)
 
     def print(self, *objects: Any, **kwargs: Any) -> None:
         super().print(*[escaped(part) if isinstance(part, str) else part for part in objects], **kwargs)

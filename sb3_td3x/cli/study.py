@@ -56,7 +56,7 @@ def command(
         console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
         for number in (signal.SIGINT, *stop_signals()):  # SIGINT too: a shell lets its background jobs ignore it
             signal.signal(number, signal.default_int_handler)
-        live = Live(get_renderable=table.render, console=console, refresh_per_second=0.5) if console.is_terminal else None
+        live = Live(get_renderable=table.render, console=console, refresh_per_second=0.5) if console.is_interactive else None
         try:
             with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
                 for run, problem in ended:

@@ -130,7 +130,7 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, a
     with run.resources:  # its lock, also where wandb refuses
         if track:
             outputs.append(Wandb(run))
-        progress = ShowProgress(console, run, has_bar=console.is_terminal)
+        progress = ShowProgress(console, run, has_bar=console.is_interactive)
         with progress.bar, warnings.catch_warnings():
             # As a sentence, without the place in the code that it came from
             warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")

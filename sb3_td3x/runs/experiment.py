@@ -253,9 +253,11 @@ def train(
         try:
             with stopping_on_signal(checkpoint.save_and_stop):
                 run.model.learn(run.total, [evaluation, *callbacks, checkpoint], resume=run.is_resumed)
-        except BaseException:
+        except BaseException as error:
             with suppress(Exception):  # what ended the run is what its owner needs to know
                 save_last(run.model, run.folder, run.lock)  # as at the end
+            if isinstance(error, (SystemExit, EOFError)):  # at which a command ends without a word
+                raise RuntimeError(f"the environment ended the program: {error!r}") from error
             raise
     return run.model.num_timesteps >= run.total and is_evaluated(run.folder, run.model.num_timesteps)
 

@@ -185,7 +185,8 @@ class Updater(GradientStep):
         # Each an object of its own: a batch may hold one tensor twice, and the next batch two of them
         tensors, parts = [[tensor.detach() for tensor in given] for given in (self._inputs, self._batch)]
         inputs = {"critic": [*tensors, _numbers(settings), noise, *parts], "actor": [*tensors, *parts]}
-        made = {name: _Recording(self, name, batch, settings, inputs[name]).program for name in names}
+        recordings = [_Recording(self, name, batch, settings) for name in names]  # each a copy: a thread may predict meanwhile
+        made = {recording.name: recording.program(inputs[recording.name]) for recording in recordings}
         self.programs_made += len(made)
         return made
 
@@ -200,17 +201,16 @@ def _numbers(settings: UpdateSettings) -> th.Tensor:
 
 class _Recording:
     """
-    Makes ``program``: loss and gradients of one network as a function of tensors alone, recorded from a copy of the policy.
+    A copy of the policy, and from it ``program``: loss and gradients of one network as a function of tensors alone.
 
     Its inputs are the policy's tensors in the order of ``PolicyTensors.named``; for the critics ``NUMBERS`` in one tensor and
     the noise; and the tensors of the batch. It changes buffers in place.
     """
 
-    def __init__(
-        self, updater: Updater, name: str, batch: ReplayBufferSamples, settings: UpdateSettings, inputs: list[th.Tensor]
-    ):
-        """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
-        self.products, self.name, self.batch, self.settings = updater.products, name, batch, settings
+    def __init__(self, updater: Updater, name: str, batch: ReplayBufferSamples, settings: UpdateSettings):
+        """:raises CannotAccelerate: if the policy has what a program would not repeat"""
+        self.products, self.kernels = updater.products, updater.kernels
+        self.name, self.batch, self.settings = name, batch, settings
         tensors = updater.tensors
         if _has_hooks(tensors):
             raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
@@ -227,12 +227,14 @@ class _Recording:
             self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
         if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
             raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
-        with _MAKING, generators_kept():
+
+    def program(self, inputs: list[th.Tensor]) -> Program:
+        """:raises CannotAccelerate: if the policy cannot be recorded or the recorded program not be compiled"""
+        with _MAKING, generators_kept(), th.autograd.set_detect_anomaly(False):
             drawn = numpy_and_python_states()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
-            if is_alone and numpy_and_python_states() != drawn:  # another thread may have drawn too
+            if numpy_and_python_states() != drawn and _has_custom_layers(self.policy):  # or another thread has drawn
                 raise CannotAccelerate("the policy draws random numbers from numpy or python: the same ones in every update")
             _refuse_random_layers(graph)
             with _explained("compiling the update failed"):
@@ -240,9 +242,10 @@ class _Recording:
 
                 there = torch._inductor.list_options()  # an older torch lacks some
                 options = {name: value for name, value in _OPTIONS.items() if name in there}
-                self.program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
-                with precision.matrix_kernels(updater.kernels):  # some layers have no kernel that a program can call (LSTM)
-                    self.program(*[tensor.clone() for tensor in inputs])
+                program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
+                with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
+                    program(*[tensor.clone() for tensor in inputs])
+        return program
 
     def _step(self, *inputs: th.Tensor) -> list[th.Tensor | None]:
         originals = [*dict(self.policy.named_parameters()).values(), *dict(self.policy.named_buffers()).values()]
@@ -330,6 +333,12 @@ def _explained(problem: str) -> Iterator[None]:
         lines = (str(error).strip() or "no message").splitlines()
         line = next((line for line in lines if "error: " in line), lines[0])  # a compiler's own is below torch's
         raise CannotAccelerate(f"{problem} ({type(error).__name__}: {line})") from error
+
+
+def _has_custom_layers(policy: nn.Module) -> bool:
+    return any(
+        not type(part).__module__.startswith(("torch.", "stable_baselines3.", "sb3_td3x.")) for part in policy.modules()
+    )
 
 
 def _refuse_random_layers(graph: GraphModule) -> None:

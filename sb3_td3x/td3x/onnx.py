@@ -105,8 +105,7 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     content.metadata_props.add(key="environment", value="" if env is None else env_id_of(env))
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))
     content.metadata_props.add(key="sb3_td3x", value=__version__)
-    with files.replacing(Path(path)) as partial_path:
-        partial_path.write_bytes(content.SerializeToString())
+    files.write(Path(path), content.SerializeToString())
 
 
 def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spaces.Space]:

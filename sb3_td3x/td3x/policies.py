@@ -2,6 +2,8 @@
 
 import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -33,6 +35,18 @@ WITHOUT_MODES = {
     sb3.Actor, ContinuousCritic, QuantileCritic, FlattenExtractor, NatureCNN, CombinedExtractor,
     NormalizesObservations, ObservationNormalizer, RunningMoments,
 }  # fmt: skip
+
+
+@contextmanager
+def torch_settings() -> Iterator[None]:
+    """Inside, gradients are enabled and new networks are float32, whatever the user's program has set."""
+    default_dtype = th.get_default_dtype()
+    th.set_default_dtype(th.float32)
+    try:
+        with th.inference_mode(False), th.enable_grad():
+            yield
+    finally:
+        th.set_default_dtype(default_dtype)
 
 
 if TYPE_CHECKING:
@@ -164,13 +178,13 @@ class TD3XPolicy(sb3.TD3Policy):
         :raises ModelFileError: for a damaged file, or tensors that do not fit
         """
         device = get_device(device)
-        with explained_errors(path, "the policy"), opened(path, suffix="pth") as file:
+        with torch_settings(), explained_errors(path, "the policy"), opened(path, suffix="pth") as file:
             if trust:
                 return super().load(file, device)
             saved = load_tensors(file.read())
             policy = cls(**saved["data"])
             policy.load_state_dict(saved["state_dict"])
-        return policy.to(device)
+            return policy.to(device)
 
 
 MlpPolicy = TD3XPolicy

@@ -4,8 +4,7 @@ import math
 import pathlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium as gym
@@ -46,18 +45,6 @@ NOT_SAVED = (
     "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
 """Attributes that are created again when they are needed."""
-
-
-@contextmanager
-def _torch_settings() -> Iterator[None]:
-    """Inside, gradients are enabled and new networks are float32, whatever the user's program has set."""
-    default_dtype = th.get_default_dtype()
-    th.set_default_dtype(th.float32)
-    try:
-        with th.inference_mode(False), th.enable_grad():
-            yield
-    finally:
-        th.set_default_dtype(default_dtype)
 
 
 def _in_policy(name: str) -> Any:
@@ -290,7 +277,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         env = maybe_make_env(env, verbose)  # SB3's constructor takes a name, its `load` and `set_env` do not
         return OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
-    @_torch_settings()
+    @policies.torch_settings()
     def _setup_model(self) -> None:
         if not hasattr(self, "action_space"):
             raise ValueError("a model is made for an environment: TD3X(policy, env)")
@@ -432,7 +419,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._pace = time.perf_counter(), self.num_timesteps, self._n_updates
         return result
 
-    @_torch_settings()
+    @policies.torch_settings()
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """
         Make updates of the critics, and every ``policy_delay``-th time also of the actor and the target networks.
@@ -602,6 +589,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
         )
 
+    @policies.torch_settings()
     def set_parameters(
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
@@ -664,7 +652,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
             wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
         """
-        onnx.export_onnx(self, path, env)
+        with th.device("cpu"):  # another may be the default
+            onnx.export_onnx(self, path, env)
 
 
 def check_arguments(policy: str | type[TD3Policy], **arguments: Any) -> None:

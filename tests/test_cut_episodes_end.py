@@ -166,6 +166,13 @@ class TestAnEpisodeThatIsCut:
         moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
         assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
 
+    def test_is_one_before_a_callback_used_the_environment_as_training_was_set_up(self):
+        algorithm = model(CountingEnv(), learning_starts=1000).learn(15)
+        used = EvaluatesOnTheTrainingEnvironment("_init_callback", 15)
+        buffer = algorithm.learn(15, used, reset_num_timesteps=False).replay_buffer
+        moved = buffer.next_observations[:30, 0] - buffer.observations[:30, 0]
+        assert moved.tolist() == [[0, 1]] * 30
+
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: cloudpickle.loads(cloudpickle.dumps(made))])
     def test_is_one_during_which_the_environment_of_a_copy_was_used(self, copied):
         algorithm = copied(model(CountingEnv(), learning_starts=1000).learn(30))

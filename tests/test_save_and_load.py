@@ -15,7 +15,9 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO, TD3, HerReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import (
@@ -301,6 +303,31 @@ class TestRefused:
             with pytest.raises(ValueError, match="spaces do not match") as raised:
                 TD3X.load(saved[1], env=env)
             assert not isinstance(raised.value, ModelFileError)
+
+
+def test_arguments_that_are_changed_for_the_next_model_leave_what_a_model_saves(tmp_path):
+    arguments = {"net_arch": [8]}
+    first = model(policy_kwargs=arguments)
+    arguments["net_arch"] = [16]
+    assert model(policy_kwargs=arguments).actor.mu[0].out_features == 16
+    first.save(tmp_path / "model")
+    assert TD3X.load(tmp_path / "model").actor.mu[0].out_features == 8
+
+
+def test_a_model_can_be_saved_as_training_is_set_up(tmp_path):
+    class Saves(BaseCallback):
+        def _init_callback(self):
+            self.model.save(tmp_path / "model")
+
+        def _on_step(self):
+            return True
+
+    noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))
+    algorithm = model(action_noise=noise).learn(15)
+    before = noise.noise_prev
+    algorithm.learn(1, Saves(), reset_num_timesteps=False)
+    assert "reset" not in vars(noise)
+    assert np.array_equal(TD3X.load(tmp_path / "model").action_noise.noise_prev, before)
 
 
 def test_another_thread_can_save_while_the_model_trains(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium.wrappers import NormalizeObservation
-from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common.signals import stop_signals, stopping_on_signal
@@ -68,6 +68,21 @@ def test_a_signal_during_a_save_stops_the_run_there(tmp_path, monkeypatch):
     monkeypatch.setattr("sb3_td3x.checkpoint.callback.save_run", interrupted)
     learner = model(LineEnv(length=20), train_freq=(1, "episode")).learn(200, saving)
     assert (learner.num_timesteps, learner._stopped_in_rollout) == (0, False)
+
+
+def test_updates_that_are_due_where_a_run_was_saved_are_named(tmp_path):
+    class Saves(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            if self.num_timesteps == 40:
+                save_run(self.model, tmp_path)
+
+    assert not model(OpenLineEnv(length=20)).learn(60, Saves())._stopped_in_rollout
+    run = resume_run(tmp_path, OpenLineEnv(length=20))
+    with pytest.warns(UserWarning, match="not restored exactly: the updates: it was stopped or saved inside a rollout"):
+        run.learn(60, resume=True)
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()], ids=["full", "ctrl-c"])

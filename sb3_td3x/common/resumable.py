@@ -56,6 +56,11 @@ class _WatchedCallback:
         self.result = self._callback.on_step()
         return self.result
 
+    def on_rollout_end(self) -> None:
+        self._model._stopped_in_rollout = True  # for a checkpoint that is saved here, where the updates are due
+        self._callback.on_rollout_end()
+        self._model._stopped_in_rollout = False
+
 
 class Resumable(OffPolicyAlgorithm):
     """
@@ -77,7 +82,7 @@ class Resumable(OffPolicyAlgorithm):
     _noise_in_use: ActionNoise | None  # by this process
     _is_watched: bool | None = False  # `True` in a rollout made here, `None` after one; a subclass may make its own
     _stops_before_next_step = False
-    _stopped_in_rollout = False  # whether training was stopped between two steps of one rollout
+    _stopped_in_rollout = False  # whether training was stopped, or is saved, before the updates of a rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
     _env_uses = 0  # as many as there are while nobody else uses them
 
@@ -180,14 +185,15 @@ class Resumable(OffPolicyAlgorithm):
         is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
         is_kept = is_kept and getattr(self, "_noise_in_use", noise) is noise
         if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
-            vars(noise)["reset"] = lambda *_: None  # otherwise SB3 restarts correlated noise inside the episode
+            # For one call: otherwise SB3 restarts correlated noise inside the episode
+            vars(noise)["reset"] = lambda *_: vars(noise).pop("reset")
         try:
             if not has_logger and self.tensorboard_log is None:  # SB3's own leaves an empty folder in the temporary directory
                 self.set_logger(made := Logger(None, [HumanOutputFormat(sys.stdout)] if self.verbose else []))
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         finally:
             if is_kept:
-                del vars(noise)["reset"]
+                vars(noise).pop("reset", None)
             self._custom_logger &= has_logger or self._logger is not made  # a callback may have set one
         self._is_stored, self._noise_in_use = True, self.action_noise
         self._stops_before_next_step = self._stopped_in_rollout = False
@@ -197,6 +203,13 @@ class Resumable(OffPolicyAlgorithm):
             self._on_resume(result[1])
         self._take_over_reset()
         return result
+
+    def _init_callback(self, *args: Any, **kwargs: Any) -> BaseCallback:
+        self._env_uses = self._count_env_uses()
+        callback = super()._init_callback(*args, **kwargs)
+        if self._count_env_uses() != self._env_uses:
+            self._last_obs = None  # so that `collect_rollouts` resets the environments
+        return callback
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""

@@ -99,7 +99,7 @@ def kept_statistics(env: VecNormalize | None) -> list[dict[str, Any]]:
 
 def restore_statistics(env: VecNormalize | None, kept: list[dict[str, Any]]) -> None:
     """Set what ``kept_statistics`` gave."""
-    for moments, values in zip(_moments(env), kept, strict=True):
+    for moments, values in zip(_moments(env), kept, strict=False):
         vars(moments).update(values)
 
 

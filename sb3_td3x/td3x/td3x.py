@@ -1,5 +1,6 @@
 """``TD3X``: SB3's off-policy algorithm around the gradient step of ``gradient_step.py``."""
 
+import copy
 import math
 import pathlib
 import time
@@ -175,7 +176,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
             optimize_memory_usage=optimize_memory_usage,
             n_steps=n_steps,
-            policy_kwargs=policy_kwargs,
+            policy_kwargs=copy.copy(policy_kwargs),  # its owner may change it for the next model
             stats_window_size=check_int("stats_window_size", stats_window_size, minimum=1),
             tensorboard_log=tensorboard_log, verbose=verbose, device=device, seed=seed,
             sde_support=False, supported_action_spaces=(spaces.Box,), support_multi_env=True,

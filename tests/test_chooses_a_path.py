@@ -6,7 +6,6 @@ import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -153,7 +152,6 @@ def test_another_thread_may_use_the_model_while_its_update_is_recorded(switch, m
     def use():
         saved = algorithm.policy.state_dict()
         torch.save(saved, tmp_path / "policy.pth")
-        np.random.random()
         outcomes.append((algorithm.predict(observation)[0] == expected).all() and largest_difference(saved, before) == 0)
 
     def used_meanwhile(*args):

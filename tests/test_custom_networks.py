@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_td3x import NonFiniteError
-from sb3_td3x.td3x import compiled, precision
+from sb3_td3x.td3x import compiled, gradient_step, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from tests.paths import assert_equal, pair, programs, ready, train
 from tests.tools import LineEnv, model, random_batch, train_on, weights
@@ -235,6 +235,15 @@ def test_random_numbers_are_found_in_a_thread_of_its_own_too():
     algorithm = ready("compiled", **with_extractor(Drawing))
     with ThreadPoolExecutor(1) as pool, pytest.raises(CannotAccelerate, match="random numbers from numpy or python"):
         pool.submit(train_on, algorithm, [0]).result()
+
+
+def test_random_numbers_that_another_thread_draws_are_not_taken_for_a_policys_own(recorded, monkeypatch):
+    critic_losses = gradient_step.critic_losses
+    monkeypatch.setattr(gradient_step, "critic_losses", lambda *args: np.random.random() and critic_losses(*args))
+    algorithm = ready("compiled")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train_on, algorithm, [0]).result()
+    assert programs(algorithm) == 2
 
 
 def test_layers_keep_their_modes_if_another_thread_predicts_while_programs_are_made(recorded, monkeypatch):

@@ -62,22 +62,6 @@ class TestACallbackThatReturnsNothing:
         assert model().learn(40, Returns(result)).num_timesteps == steps
 
 
-def test_a_nan_in_the_first_observation_of_environments_that_a_callback_brings_is_named():
-    class Starting(LineEnv):
-        def reset(self, **kwargs):
-            return super().reset(**kwargs)[0] * np.nan, {}
-
-    class Exchanges(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_training_start(self):
-            self.model.set_env(VecNormalize(DummyVecEnv([Starting])))
-
-    with pytest.raises(errors.NonFiniteError, match="observation"):
-        model().learn(20, Exchanges())
-
-
 @pytest.mark.parametrize("force_reset", [True, False])
 @pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_start", "_on_rollout_end"])
 def test_other_environments_inside_a_rollout_are_refused_and_taken_afterwards(hook, force_reset):

@@ -70,7 +70,9 @@ def test_a_signal_during_a_save_stops_the_run_there(tmp_path, monkeypatch):
     assert (learner.num_timesteps, learner._stopped_in_rollout) == (0, False)
 
 
-def test_updates_that_are_due_where_a_run_was_saved_are_named(tmp_path):
+@pytest.mark.filterwarnings("ignore:not restored exactly")
+@pytest.mark.parametrize(("starts", "are_due"), [(10, True), (50, False)])
+def test_updates_that_are_due_where_a_run_was_saved_are_named(starts, are_due, tmp_path):
     class Saves(BaseCallback):
         def _on_step(self):
             return True
@@ -79,10 +81,9 @@ def test_updates_that_are_due_where_a_run_was_saved_are_named(tmp_path):
             if self.num_timesteps == 40:
                 save_run(self.model, tmp_path)
 
-    assert not model(OpenLineEnv(length=20)).learn(60, Saves())._stopped_in_rollout
-    run = resume_run(tmp_path, OpenLineEnv(length=20))
-    with pytest.warns(UserWarning, match="not restored exactly: the updates: it was stopped or saved inside a rollout"):
-        run.learn(60, resume=True)
+    assert not model(OpenLineEnv(length=20), learning_starts=starts).learn(60, Saves())._stopped_in_rollout
+    run = resume_run(tmp_path, OpenLineEnv(length=20)).learn(60, resume=True)
+    assert [problem.startswith("the updates") for problem in run.resumptions[-1]["not_restored"]] == [True] * are_due
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()], ids=["full", "ctrl-c"])

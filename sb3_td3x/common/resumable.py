@@ -57,7 +57,8 @@ class _WatchedCallback:
         return self.result
 
     def on_rollout_end(self) -> None:
-        self._model._stopped_in_rollout = True  # for a checkpoint that is saved here, where the updates are due
+        is_learning = self._model.gradient_steps != 0 and self._model.num_timesteps > self._model.learning_starts
+        self._model._stopped_in_rollout = is_learning  # for a checkpoint that is saved here, where the updates are due
         self._callback.on_rollout_end()
         self._model._stopped_in_rollout = False
 

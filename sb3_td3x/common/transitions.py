@@ -99,7 +99,7 @@ def kept_statistics(env: VecNormalize | None) -> list[dict[str, Any]]:
 
 def restore_statistics(env: VecNormalize | None, kept: list[dict[str, Any]]) -> None:
     """Set what ``kept_statistics`` gave."""
-    for moments, values in zip(_moments(env), kept, strict=False):
+    for moments, values in zip(_moments(env), kept, strict=True):
         vars(moments).update(values)
 
 

@@ -234,8 +234,10 @@ class _Recording:
             drawn = numpy_and_python_states()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            if numpy_and_python_states() != drawn and _has_custom_layers(self.policy):  # or another thread has drawn
-                raise CannotAccelerate("the policy draws random numbers from numpy or python: the same ones in every update")
+            is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
+            if numpy_and_python_states() != drawn and (is_alone or _has_custom_layers(self.policy)):
+                source = "the policy (or another thread) draws random numbers from numpy or python"
+                raise CannotAccelerate(f"{source}: a program would have the same ones in every update")
             _refuse_random_layers(graph)
             with _explained("compiling the update failed"):
                 import torch._inductor

@@ -1,6 +1,5 @@
 """``TD3X``: SB3's off-policy algorithm around the gradient step of ``gradient_step.py``."""
 
-import copy
 import math
 import pathlib
 import time
@@ -176,7 +175,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             replay_buffer_kwargs=dict(replay_buffer_kwargs or {}),  # SB3 writes into it
             optimize_memory_usage=optimize_memory_usage,
             n_steps=n_steps,
-            policy_kwargs=copy.copy(policy_kwargs),  # its owner may change it for the next model
+            # Its owner may change it for the next model
+            policy_kwargs=dict(policy_kwargs) if isinstance(policy_kwargs, dict) else policy_kwargs,
             stats_window_size=check_int("stats_window_size", stats_window_size, minimum=1),
             tensorboard_log=tensorboard_log, verbose=verbose, device=device, seed=seed,
             sde_support=False, supported_action_spaces=(spaces.Box,), support_multi_env=True,
@@ -651,7 +651,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             model without an environment takes the normalized observations of its ``observation_space``. Other wrappers
             are not part of the graph, which takes their observations and gives the actions that they take
         :raises ValueError: without the packages onnx, onnxscript and onnxruntime; for an environment of other observations, a
-            wrapper around ``VecNormalize`` that cannot be part of the graph, or a network that cannot be exported
+            wrapper around ``VecNormalize`` that cannot be part of the graph, a network that cannot be exported, or a file that
+            cannot be written
         """
         with th.device("cpu"):  # another may be the default
             onnx.export_onnx(self, path, env)

@@ -256,7 +256,6 @@ class TestTheCommand:
 
 
 def test_a_graphs_actions_are_in_their_box_and_its_normalization_keeps_its_digits(tmp_path):
-    pytest.importorskip("onnxruntime")
     box = spaces.Box(np.full(50, -0.1, np.float32), np.linspace(0.11, 3.7, 50, dtype=np.float32))
     env = VecNormalize(
         DummyVecEnv([lambda: LineEnv(spaces.Box(-1e6, 1e6, (3,), np.float64), box)]), norm_reward=False, clip_obs=1e9

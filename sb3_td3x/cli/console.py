@@ -1,7 +1,6 @@
 """The command's console: names and texts that it prints may come from untrusted files."""
 
 import signal
-from contextlib import nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
@@ -22,9 +21,12 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         """Where nobody reads any more, a run ends as when its terminal is closed: with a checkpoint."""
-        with suppress(SystemExit) if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL else nullcontext():
+        try:
             super().on_broken_pipe()
-        signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                raise
+            signal.raise_signal(signal.SIGTERM)
 
     def print(self, *objects: Any, **kwargs: Any) -> None:
         super().print(*[escaped(part) if isinstance(part, str) else part for part in objects], **kwargs)

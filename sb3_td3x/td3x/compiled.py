@@ -235,6 +235,7 @@ class _Recording:
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
             is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
+            # Another thread may have drawn; the layers of torch, SB3 and this package do not
             if numpy_and_python_states() != drawn and (is_alone or _has_custom_layers(self.policy)):
                 source = "the policy (or another thread) draws random numbers from numpy or python"
                 raise CannotAccelerate(f"{source}: a program would have the same ones in every update")

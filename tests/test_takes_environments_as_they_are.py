@@ -248,7 +248,7 @@ def test_each_of_equal_episodes_counts_where_an_environment_writes_them_without_
     assert [episode["r"] for episode in learner.ep_info_buffer] == [1.0] * 5
 
 
-@pytest.mark.parametrize("episode", [3, {"number": 3}])
+@pytest.mark.parametrize("episode", [3, None, {"number": 3}])
 def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors(episode):
     class Counts(LineEnv):
         def step(self, action):
@@ -257,6 +257,7 @@ def test_an_environments_own_number_of_the_episode_is_not_taken_for_a_monitors(e
 
     learner = model(Counts()).learn(100)
     assert [episode["l"] for episode in learner.ep_info_buffer] == [20] * 5
+    assert not model(DummyVecEnv([Counts])).learn(100).ep_info_buffer  # without a monitor
 
 
 class Adapter(VecEnvWrapper):

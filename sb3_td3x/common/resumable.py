@@ -217,8 +217,9 @@ class Resumable(OffPolicyAlgorithm):
 
         def is_new(episode: Any, done: bool) -> bool:
             is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
-            is_other = done and "t" not in episode  # `Monitor` writes the time; without it, equal episodes are different ones
-            return is_one and (is_other or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ())))
+            # `Monitor` writes the time; without it, equal episodes are different ones
+            is_known = is_one and repr(episode) in map(repr, reversed(self.ep_info_buffer or ()))
+            return is_one and (not is_known or (done and "t" not in episode))
 
         ended = [False] * len(infos) if dones is None else dones
         own = [

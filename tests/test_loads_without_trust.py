@@ -3,6 +3,7 @@
 import io
 import pickle
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -112,6 +113,27 @@ def test_what_needs_trust_is_saved_and_named_and_can_be_given(field, tmp_path):
     assert isinstance(TD3X.load(tmp_path / "model", trust=True), TD3X)
     assert isinstance(TD3X.load(tmp_path / "model", custom_objects={field: instead}), TD3X)
     assert isinstance(TD3X.load(tmp_path / "model", **{field: instead}), TD3X)
+
+
+def test_a_model_of_sb3_1_is_loaded_as_the_page_for_its_users_says(tmp_path, monkeypatch):
+    noise = NormalActionNoise(np.zeros(1), np.ones(1))
+    saved = TD3("MlpPolicy", LineEnv(), policy_kwargs=SMALL, action_noise=noise, buffer_size=1)
+    with monkeypatch.context() as past:
+        for name in ("gym", "gym.spaces", "gym.spaces.box"):
+            past.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["gym"].__version__ = "0.21.0"
+        old = sys.modules["gym.spaces.box"].Box = type("Box", (), {"__module__": "gym.spaces.box"})
+        for name in ("observation_space", "action_space"):
+            space = old()
+            vars(space).update(vars(getattr(saved, name)))
+            setattr(saved, name, space)
+        del saved.action_noise._dtype
+        saved.save(tmp_path / "model")
+    env = LineEnv()
+    given = {"observation_space": env.observation_space, "action_space": env.action_space, "action_noise": None}
+    loaded = TD3X.load(tmp_path / "model", env=env, custom_objects=given)
+    assert (loaded.n_quantiles, loaded.action_noise) == (1, None)
+    assert equal(weights(loaded), weights(saved))
 
 
 def test_the_objects_that_rl_zoo_gives_are_taken(zipped):

@@ -140,7 +140,9 @@ class TestOptions:
         monkeypatch.setattr(wandb, "init", refuse)
         code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)
         assert code == 2
-        assert printed.endswith("error: wandb cannot begin to log: No API key configured\n")
+        assert printed.endswith(
+            "error: wandb cannot begin to log (WANDB_MODE=offline needs no connection): No API key configured\n"
+        )
         assert not list(tmp_path.rglob("lock*"))
 
     def test_wandb_whose_process_a_signal_has_ended_is_no_error(self, monkeypatch, tmp_path, called):

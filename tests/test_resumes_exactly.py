@@ -527,8 +527,14 @@ class TestSaysWhatIsNotExact:
         resumed = resume_run(tmp_path, seeded())
         with pytest.warns(UserWarning, match="update path was plain, is compiled"):
             resumed._setup_learn(20, None, reset_num_timesteps=False)
-        resumed._get_updater()._declined, resumed._on_resume = "no program can be made", None
-        assert save_run(resumed, tmp_path).manifest["machine"]["update path"] == "plain"
+
+    def test_updates_that_no_program_can_be_made_of_are_no_difference(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
+        random_layers = {"policy_kwargs": {"net_arch": [8], "activation_fn": th.nn.RReLU}}
+        declining = model(seeded(), accelerate="auto", **random_layers).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        assert declining._get_updater()._declined
+        assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
     def test_a_run_on_the_cpu_goes_on_there_and_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
         monkeypatch.setattr(th.cuda, "is_available", lambda: True)

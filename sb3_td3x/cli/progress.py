@@ -56,7 +56,7 @@ class Wandb(KVWriter):
             project = os.environ.get("WANDB_PROJECT", "sb3_td3x")
             self.run = wandb.init(project=project, name=folder.name, config=run.hyperparameters, dir=str(folder.parent))
         except wandb.Error as error:  # without a login or a connection
-            raise ValueError(f"wandb cannot begin to log: {error}") from error
+            raise ValueError(f"wandb cannot begin to log (WANDB_MODE=offline needs no connection): {error}") from error
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
         self.run.log({key: value for key, value in key_values.items() if not isinstance(value, str)}, step=step)

@@ -20,6 +20,7 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from sb3_td3x import TD3X, CheckpointError
 from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state, resume_run
@@ -277,6 +278,13 @@ def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tm
     assert saved_steps(tmp_path) == [20, 40]
 
 
+@pytest.fixture
+def board_files(monkeypatch):
+    """TensorBoard sorts files of one second by their number in the process, as text: 10 before 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
+@pytest.mark.usefixtures("board_files")
 def test_tensorboard_drops_what_a_lost_process_wrote(tmp_path):
     board = str(tmp_path / "board")
     learner = model(seeded(), tensorboard_log=board)
@@ -286,6 +294,7 @@ def test_tensorboard_drops_what_a_lost_process_wrote(tmp_path):
     assert board_steps(tmp_path / "board" / "TD3X_1") == [20, 40, 60, 80, 100, 120, 140, 160]
 
 
+@pytest.mark.usefixtures("board_files")
 def test_tensorboard_drops_nothing_of_another_run_in_the_same_folder(tmp_path):
     """SB3 continues in the newest one."""
     for number in (1, 2):

@@ -513,13 +513,10 @@ def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register, 
     algorithm._updates_since_load = compiled.SWITCH_AFTER
     train_on(algorithm, range(2))
     assert algorithm._updater.programs_made == 2
-    hook = getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
+    getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
     train_on(algorithm, range(2))
     assert len(calls) >= 2
-    assert "accelerate: plain while a layer has a hook" in capsys.readouterr().out
-    hook.remove()
-    train_on(algorithm, range(2))
-    assert (algorithm._updater._path, algorithm._updater.programs_made) == ("compiled", 2)
+    assert "accelerate: plain (a layer has a hook" in capsys.readouterr().out
 
 
 def test_an_edited_forward_of_a_class_takes_effect_on_every_path(monkeypatch):

@@ -179,7 +179,7 @@ def test_a_schedule_that_gives_an_invalid_rate_stops_the_run_with_its_weights(na
 INVALID = {
     "learning_rate": -1, "qf_learning_rate": -1, "max_grad_norm": 0, "gamma": 2, "batch_size": 0,
     "precision": "fp16", "accelerate": "fast", "prioritization": "per",
-    "n_quantiles": 3, "n_steps": 3, "tensorboard_log": 7, "buffer_size": 10, "optimize_memory_usage": True,
+    "n_quantiles": 3, "n_steps": 3, "buffer_size": 10, "optimize_memory_usage": True,
 }  # fmt: skip
 
 

@@ -254,8 +254,6 @@ def test_what_a_model_saves_is_not_for_a_file_to_say(zipped, tmp_path):
 
 
 HOSTILE_BUFFERS = {
-    "observations that stand still": (ReplayBuffer, lambda buffer: {"next_observations": buffer.observations}),
-    "ends that are rewards": (ReplayBuffer, lambda buffer: {"dones": buffer.rewards}),
     "whole numbers": (ReplayBuffer, lambda buffer: {"rewards": buffer.rewards.astype(np.int8)}),
     "a broken position": (ReplayBuffer, lambda buffer: {"pos": 2.5}),
     "no ends": (NStepReplayBuffer, lambda buffer: {"dones": None}),

@@ -9,7 +9,6 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from sb3_td3x.checkpoint import env_state
 from sb3_td3x.checkpoint.run import save_run
 from sb3_td3x.checkpoint.store import Checkpoint, Store, require_prefix
-from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import Resumable, StopTraining
 from sb3_td3x.common.validation import check_int
@@ -77,7 +76,6 @@ class TD3XCheckpointCallback(CheckpointCallback):
 
     def _on_training_start(self) -> None:
         self._require_outermost()
-        files.require_writable(Path(self.save_path, "replay"))  # an error now, not at the next save
         self._callbacks = self.locals["callback"]  # all of them
         self.last, self._began_at = None, self.model.num_timesteps
         if [saved.steps for saved in Store(Path(self.save_path)).checkpoints()[-1:]] != [self._began_at]:

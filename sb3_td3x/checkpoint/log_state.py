@@ -6,12 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.logger import CSVOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import env_state
-from sb3_td3x.errors import escaped
 
 
 def lengths(logger: Logger, env: VecEnv, folder: Path) -> dict[str, int]:
@@ -36,23 +34,6 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
     for table in logger.output_formats:
         if isinstance(table, CSVOutputFormat) and table.file.seek(0, os.SEEK_END) == 0:
             table.keys = []  # the header is gone too
-
-
-def unwritten(logger: Logger) -> dict[str, Any]:
-    """By name, what was recorded since SB3's last line: a value, how many it is the mean of, and the outputs without it."""
-    return {
-        name: (value, logger.name_to_count[name], logger.name_to_excluded[name])
-        for name, value in logger.name_to_value.items()
-        if isinstance(value, (int, float, str, np.number, np.bool_))
-    }
-
-
-def record(logger: Logger, saved: dict[str, Any]) -> None:
-    """Record again what ``unwritten`` gave."""
-    for name, (value, count, excluded) in saved.items():
-        name = escaped(name)  # the terminal may show it
-        logger.record(name, escaped(value) if isinstance(value, str) else value, excluded)
-        logger.name_to_count[name] = count
 
 
 class ContinuedCSV(CSVOutputFormat):

@@ -92,7 +92,6 @@ def save_run(
             "generators": random_state.get_states(model.action_space, model.device),
             "env": environments,
             "callbacks": callback_state.state(callbacks),
-            "log": log_state.unwritten(model.logger),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
             "frozen": [name for name, parameter in model.policy.named_parameters() if not parameter.requires_grad],
         }
@@ -249,7 +248,6 @@ class _Restoration:
         problems += self._restore_envs(env, state["env"])
         with as_checkpoint_error(folder / STATE):
             log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
-            log_state.record(model.logger, state["log"])
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:

@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole
-from sb3_td3x.common import files
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
 
@@ -100,7 +99,6 @@ def export(
     """Export a run's best model, with its normalization, to ONNX."""
     folder = RunDir.open(run)
     out = onnx or folder.model().with_suffix(".onnx")
-    files.require_writable(out)
     from sb3_td3x.runs import play
 
     with closing(play.open_evaluation_env(folder, seed=0, trust=trust)) as env:

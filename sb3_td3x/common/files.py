@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import tempfile
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
@@ -52,6 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
     # With the suffix, by which libraries choose the format, and unique, so that several threads may write the same file
     partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.partial{path.suffix}")
     try:
+        partial.touch()  # a library that is to write it may hide why it cannot
         yield partial
         flush(partial)
         partial.replace(path)
@@ -67,14 +67,6 @@ def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
             partial.write_bytes(content)
         else:
             content(partial)
-
-
-def require_writable(path: Path) -> None:
-    """Make a file's folder, and raise a ``CheckpointError`` now if the file cannot be written there later."""
-    with explained(path):
-        make_folder(path.parent)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}."):
-            pass
 
 
 def unpacked(archive: zipfile.ZipFile, size: int) -> dict[str, bytes]:

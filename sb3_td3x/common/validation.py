@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -84,14 +83,6 @@ def check_train_freq(name: str, value: Any) -> Any:
     return value._make(pair) if hasattr(value, "_make") else pair
 
 
-def check_folder(name: str, value: Any) -> str | None:
-    """The name of a folder as text, as SB3's saved models have it, or ``None``."""
-    try:
-        return None if value is None else os.fsdecode(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a folder or None, not {value!r}") from None
-
-
 def check_net_arch(name: str, net_arch: Any) -> Any:
     """Sizes of the hidden layers, of all networks or of actor (``pi``) and critics (``qf``); ``None`` is SB3's choice."""
     if net_arch is None:
@@ -127,7 +118,6 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "policy_delay": partial(check_int, minimum=1),
     "target_policy_noise": check_not_negative,
     "target_noise_clip": check_not_negative,
-    "tensorboard_log": check_folder,
     "seed": _or_none(partial(check_int, minimum=0)),
     "accelerate": partial(check_choice, choices=("auto", "plain", "compiled")),
     "precision": partial(check_choice, choices=("fp32", "bf16")),

@@ -21,7 +21,7 @@ NOISE_KEYS = ("noise_type", "noise_std", "noise_dt")
 RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)  # rl-zoo3's, no arguments of TD3X
 
 MODEL_KEYS = (
-    *(name for name in CHECKS if name not in ("tensorboard_log", "seed")),
+    *(name for name in CHECKS if name != "seed"),
     "action_noise", "learning_starts", "policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size",
 )  # fmt: skip
 """The keyword arguments of ``TD3X`` that a preset may set."""

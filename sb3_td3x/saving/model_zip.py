@@ -22,7 +22,6 @@ import torch as th
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.common import files, validation
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
@@ -96,16 +95,11 @@ def load(
                 raise ModelFileError(f"SB3 cannot read {lost[0]}: give it as custom_objects={{{lost[0]!r}: ...}}")
         else:
             saved, tensors = _checked(file, cls, custom_objects, changes), file.tensors()
-    buffer_class = changes.get("replay_buffer_class", saved.get("replay_buffer_class"))
-    if env is None and inspect.isclass(buffer_class) and issubclass(buffer_class, HerReplayBuffer):
-        raise ValueError("the model has a HerReplayBuffer, which asks the environment for rewards: give load its env=...")
     if env is not None:
         # Here, because what the environment raises is no error of the file, which may hold anything for `verbose`
         verbose = saved["verbose"] if isinstance(saved.get("verbose"), int) else 0
         env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
-        if env is None and saved.get("n_envs", 1) > 100_000:  # each gets a copy of the noise
-            raise ValueError(f"{saved['n_envs']} are more environments than any model has")
         model = sb3_load(
             io.BytesIO(_zip_of_names(file, saved, trust)),
             env,

@@ -68,7 +68,6 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
         raise ModelFileError(f"its position is {buffer.pos} of {size}")
     if action_dim != get_action_dim(buffer.action_space) or buffer.obs_shape != obs_shape:
         raise ModelFileError("its arrays are for other spaces than it names")
-    seen: list[np.ndarray] = []
     for name in _PER_STEP & vars(buffer).keys():
         memory = vars(buffer)[name]
         shape: Any = obs_shape if name.endswith("observations") else (action_dim,) if name == "actions" else ()
@@ -78,9 +77,6 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
             is_numeric = isinstance(array, np.ndarray) and array.dtype.kind in kinds
             if not is_numeric or array.shape != (size, n_envs, *part):
                 raise ModelFileError(f"its {name} are not the numbers of {size} steps of {n_envs} environments")
-            if any(np.may_share_memory(array, other) for other in seen):
-                raise ModelFileError(f"its {name} lie in the memory of another array")
-            seen.append(array)
     for name in {"ep_start", "ep_length", "_current_ep_start"} & vars(buffer).keys():
         if not np.all((vars(buffer)[name] >= 0) & (vars(buffer)[name] <= size)):
             raise ModelFileError(f"its {name} is not within its {size} steps")

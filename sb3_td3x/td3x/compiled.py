@@ -93,7 +93,6 @@ class Updater(GradientStep):
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
         self._declined: str | None = None
-        self._said_hooks = False  # that updates are plain while there are some
         self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
@@ -108,14 +107,7 @@ class Updater(GradientStep):
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
             self._decline(_why_plain(self.policy))
         may_compile = self._path == "compiled" and self._declined is None
-        has_hooks = may_compile and _has_hooks(self.tensors)
-        if has_hooks and self.accelerate == "auto":
-            self._path = "plain"  # in this series: hooks come and go
-            if not self._said_hooks and updates_made >= SWITCH_AFTER:
-                self.announce("accelerate: plain while a layer has a hook, or a parameter on its gradient")
-                self._said_hooks = True
-            may_compile = False
-        guards = [has_hooks, *_guards(self.tensors)] if may_compile else self._guards
+        guards = [_has_hooks(self.tensors), *_guards(self.tensors)] if may_compile else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)
             self._inputs = [*self.tensors.named.values()]  # themselves, because `.data` of them may be set
@@ -234,9 +226,8 @@ class _Recording:
             drawn = numpy_and_python_states()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            is_alone = all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
-            # Another thread may have drawn; the layers of torch, SB3 and this package do not
-            if numpy_and_python_states() != drawn and (is_alone or _has_custom_layers(self.policy)):
+            # The layers of torch, SB3 and this package draw none; with others, another thread may have drawn
+            if numpy_and_python_states() != drawn and _has_custom_layers(self.policy):
                 source = "the policy (or another thread) draws random numbers from numpy or python"
                 raise CannotAccelerate(f"{source}: a program would have the same ones in every update")
             _refuse_random_layers(graph)

@@ -127,7 +127,7 @@ class TestOptions:
         heard(*PENDULUM, "--steps", 100, "--track", "wandb")
         (log,) = (tmp_path / "td3x" / "wandb").glob("offline-run-*/*.wandb")
         wait_until(lambda: b"eval/mean_reward" in log.read_bytes())  # wandb's own process writes it
-        assert b"learning_starts" in log.read_bytes()
+        assert all(name in log.read_bytes() for name in (b"learning_starts", b"env_kwargs", b"command"))
         assert b"thesis" in log.read_bytes()
         RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1").require_no_links()  # so that it can be resumed
 

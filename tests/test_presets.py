@@ -60,6 +60,7 @@ class TestFile:
             ("Other-v0: {gamma: 0.9}", "mine.yml has no entry for Pendulum-v1 and none named default"),
             ("batch_size: 128", "must map environments"),
             ("default: {batchsize: 128}", "there is no setting 'batchsize': did you mean batch_size"),
+            ("default: {env_kwargs: {g: 9}}", "no setting 'env_kwargs': it is an option, --env-kwargs"),
             ("default: {gamma: 0.9", "mine.yml cannot be read"),
             ("!!python/object/apply:os.getcwd []", "mine.yml cannot be read"),
             (None, "mine.yml cannot be read"),

@@ -234,6 +234,15 @@ class TestBitForBit:
         begun().learn(60, TD3XCheckpointCallback(60, tmp_path))
         assert_same_run(whole, resume_run(tmp_path, seeded()).learn(120, resume=True))
 
+    def test_frozen_layers_of_a_wrapped_policy_stay_frozen(self, tmp_path):
+        algorithm = model(seeded()).learn(20)
+        algorithm.actor.mu[0].weight.requires_grad_(False)
+        algorithm.policy = th.compile(algorithm.policy)
+        save_run(algorithm, tmp_path)
+        resumed = resume_run(tmp_path, seeded())
+        assert not resumed.actor.mu[0].weight.requires_grad
+        assert resumed.actor.mu[0].bias.requires_grad
+
     @pytest.mark.filterwarnings("error:not restored exactly")
     def test_an_episode_that_begins_because_a_callback_used_the_environment(self, tmp_path):
         class Uses(BaseCallback):

@@ -88,12 +88,14 @@ def save_run(
         environments = env_state.get(env)
         # Otherwise `learn` has ended inside a step (`None`), or the environments are elsewhere by now
         environments["complete"] &= model._last_obs is not None and not model._is_env_used_by_others()
+        named = model.policy.named_parameters()
         state = {
             "generators": random_state.get_states(model.action_space, model.device),
             "env": environments,
             "callbacks": callback_state.state(callbacks),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
-            "frozen": [name for name, parameter in model.policy.named_parameters() if not parameter.requires_grad],
+            # Without what `th.compile` adds to names: what it has wrapped comes back as it was
+            "frozen": [key.replace("_orig_mod.", "") for key, part in named if not part.requires_grad],
         }
         with as_checkpoint_error(store.folder, "cannot hold the state of the run"):
             pickled = safe_pickle.dumps(state)

@@ -54,7 +54,8 @@ class Wandb(KVWriter):
         folder = run.folder.path
         try:
             project = os.environ.get("WANDB_PROJECT", "sb3_td3x")
-            self.run = wandb.init(project=project, name=folder.name, config=run.hyperparameters, dir=str(folder.parent))
+            config = {**run.folder.arguments(), **run.hyperparameters}
+            self.run = wandb.init(project=project, name=folder.name, config=config, dir=str(folder.parent))
         except wandb.Error as error:  # without a login or a connection
             raise ValueError(f"wandb cannot begin to log (WANDB_MODE=offline needs no connection): {error}") from error
 

@@ -125,7 +125,8 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def _require_known(key: Any, source: str) -> None:
     known = (*RUN_KEYS, *MODEL_KEYS)
     if key not in known:
-        raise ValueError(f"{source}: there is no setting {key!r}{did_you_mean(str(key), known)}")
+        hint = ": it is an option, --env-kwargs" if key == "env_kwargs" else did_you_mean(str(key), known)
+        raise ValueError(f"{source}: there is no setting {key!r}{hint}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:

@@ -358,7 +358,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self: SelfTD3X,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 4,
+        log_interval: int | None = 4,
         tb_log_name: str = "TD3X",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from sb3_td3x.checkpoint import TD3XCheckpointCallback
 from sb3_td3x.results.run_dir import RunDir
@@ -27,7 +28,7 @@ def td3x(*arguments, **kwargs):
 
 
 def start(*arguments, program=("-m", "sb3_td3x"), **kwargs):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     environment.pop("DISPLAY", None), environment.pop("WAYLAND_DISPLAY", None)
     command = [sys.executable, *program, *map(str, arguments)]
     return subprocess.Popen(command, text=True, env=environment, **kwargs)

@@ -17,6 +17,9 @@ from tests.tools import model
 os.environ.setdefault("AOT_INDUCTOR_DEBUG_COMPILE", "1")
 # What tests expect was computed on a CPU, which is "auto" then
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# What the command prints depends on them; GitHub sets the first
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "TERMINAL_WIDTH", "COLUMNS", "TTY_INTERACTIVE", "TD3X_DEBUG"):
+    os.environ.pop(name, None)
 
 multiprocessing.set_forkserver_preload(["sb3_td3x.runs.experiment"])  # processes of environments import torch once
 

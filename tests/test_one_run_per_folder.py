@@ -64,8 +64,9 @@ class TestOneRunPerFolder:
 
 class TestOneWriter:
     @pytest.fixture(autouse=True)
-    def short_lease(self, monkeypatch):
+    def short_lease(self, monkeypatch, caplog):
         monkeypatch.setattr(lock, "LEASE_SECONDS", 1.5)
+        caplog.set_level("WARNING")
 
     def test_a_second_one_is_refused_at_once_with_the_process_of_the_first(self, tmp_path, caplog):
         refused = pytest.raises(RunLockedError, match=rf"process {os.getpid()} on {socket.gethostname()}")

@@ -22,26 +22,27 @@ CACHE = ROOT / ".cache" / "sb3"
 @pytest.fixture(scope="module")
 def sb3_tests():
     release = version("stable-baselines3")
-    folder = CACHE / release
-    if not (folder / "tests").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    folder, partial = CACHE / release, CACHE / f"{release}.partial"
+    if not folder.exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-        download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", str(folder)]
+        download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", str(partial)]
         try:
             subprocess.run(download, check=True)
         except subprocess.CalledProcessError:
             if os.environ.get("CI"):
                 raise
             pytest.skip("SB3's source distribution cannot be downloaded")
-        (archive,) = folder.glob("*.tar.gz")
+        (archive,) = partial.glob("*.tar.gz")
         with tarfile.open(archive) as sdist:
             members = sdist.getmembers()
             for member in members:
                 member.name = member.name.partition("/")[2]
             # Not SB3's package beside the tests: it would be imported instead of the installed one
             kept = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
-            sdist.extractall(folder, members=kept, filter="data")
+            sdist.extractall(partial, members=kept, filter="data")
+        partial.rename(folder)
     return folder
 
 

@@ -29,7 +29,7 @@ class TestLoadOnAnObject:
         with pytest.warns(UserWarning, match="load returns a new TD3XPolicy"):
             trained.policy.load(tmp_path / "policy")
 
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::UserWarning")
     def test_of_the_class_does_not(self, trained, tmp_path):
         trained.save(tmp_path / "model")
         TD3X.load(tmp_path / "model")
@@ -56,7 +56,7 @@ class TestACallbackThatReturnsNothing:
         with pytest.warns(UserWarning, match="training ends after 1 steps, because a callback returned None"):
             assert model().learn(40, callback).num_timesteps == 1
 
-    @pytest.mark.filterwarnings("error")
+    @pytest.mark.filterwarnings("error::UserWarning")
     @pytest.mark.parametrize(("result", "steps"), [(False, 1), (True, 40)])
     def test_but_true_and_false_do_not_warn(self, result, steps):
         assert model().learn(40, Returns(result)).num_timesteps == steps

@@ -128,11 +128,11 @@ class TestReading:
     @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
     def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, called):
         (tmp_path / "file").write_text("")
-        name = tmp_path / "file" / name
         command, option = command.split()
-        code, printed = called(command, walker_run[0], option, name)
+        code, printed = called(command, walker_run[0], option, tmp_path / "file" / name)
         assert code == 2
-        assert printed.startswith(f"error: {name} cannot be read or written: ")
+        assert printed.startswith("error: ")
+        assert str(tmp_path / "file") in printed
 
     @pytest.mark.parametrize(
         ("command", "name", "said"),

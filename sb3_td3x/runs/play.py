@@ -75,7 +75,7 @@ def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000
     try:
         with closing(open_evaluation_env(folder, seed, "rgb_array", trust)) as env:
             model = load_model(folder, env, "cpu", trust)
-            with files.explained(out), files.replacing(out) as partial:
+            with files.replacing(out) as partial:
                 return _write_video(model, env, partial, max_steps)
     except (ModelFileError, CheckpointError):
         raise

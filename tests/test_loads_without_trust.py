@@ -130,9 +130,9 @@ def test_a_model_of_sb3_1_is_loaded_as_the_page_for_its_users_says(tmp_path, mon
         del saved.action_noise._dtype
         saved.save(tmp_path / "model")
     env = LineEnv()
-    given = {"observation_space": env.observation_space, "action_space": env.action_space, "action_noise": None}
+    given = {"observation_space": env.observation_space, "action_space": env.action_space, "action_noise": 0.1}
     loaded = TD3X.load(tmp_path / "model", env=env, custom_objects=given)
-    assert (loaded.n_quantiles, loaded.action_noise) == (1, None)
+    assert (loaded.n_quantiles, loaded.action_noise._sigma) == (1, [0.1])
     assert equal(weights(loaded), weights(saved))
 
 

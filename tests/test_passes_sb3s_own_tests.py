@@ -23,7 +23,7 @@ CACHE = ROOT / ".cache" / "sb3"
 def sb3_tests():
     release = version("stable-baselines3")
     folder, partial = CACHE / release, CACHE / f"{release}.partial"
-    if not folder.exists():
+    if not (folder / "tests").exists():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -42,6 +42,7 @@ def sb3_tests():
             # Not SB3's package beside the tests: it would be imported instead of the installed one
             kept = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
             sdist.extractall(partial, members=kept, filter="data")
+        shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     return folder
 

@@ -545,6 +545,22 @@ class TestSaysWhatIsNotExact:
         assert declining._get_updater()._declined
         assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
+    def test_updates_that_a_hook_has_kept_plain_stay_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
+
+        def begun(*callbacks):
+            learner = model(seeded(), accelerate="auto")
+            hook = learner.critic.qf0.register_forward_hook(lambda *_: None)
+            learner.learn(40, [*callbacks])
+            hook.remove()
+            return learner
+
+        begun(TD3XCheckpointCallback(20, tmp_path))
+        resumed = resume_run(tmp_path, seeded()).learn(80, resume=True)
+        assert resumed._updater._declined == begun()._updater._declined is not None
+        assert resumed._updater.programs_made == 0
+
     def test_a_run_on_the_cpu_goes_on_there_and_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):
         monkeypatch.setattr(th.cuda, "is_available", lambda: True)
         monkeypatch.setattr(th.cuda, "device_count", lambda: 2)

@@ -94,7 +94,8 @@ def save_run(
             "env": environments,
             "callbacks": callback_state.state(callbacks),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
-            # Without what `th.compile` adds to names: what it has wrapped comes back as it was
+            "plain because": getattr(getattr(model, "_updater", None), "_declined", None),
+            # Without what `th.compile` adds to names: a policy that it has wrapped comes back as it was
             "frozen": [key.replace("_orig_mod.", "") for key, part in named if not part.requires_grad],
         }
         with as_checkpoint_error(store.folder, "cannot hold the state of the run"):
@@ -157,7 +158,7 @@ def resume_run(
     with as_checkpoint_error(saved.path / STATE):
         vars(model).update({name: state["model"][name] for name in type(model).only_in_checkpoints})
         for name, parameter in model.policy.named_parameters():
-            parameter.requires_grad_(name not in state["frozen"])
+            parameter.requires_grad_(name.replace("_orig_mod.", "") not in state["frozen"])
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
@@ -250,6 +251,8 @@ class _Restoration:
         problems += self._restore_envs(env, state["env"])
         with as_checkpoint_error(folder / STATE):
             log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
+            if isinstance(model, TD3X) and model.accelerate == "auto" and state["plain because"]:  # compiled, it would differ
+                model._get_updater()._decline(escaped(state["plain because"]))
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:

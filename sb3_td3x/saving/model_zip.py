@@ -100,6 +100,8 @@ def load(
         verbose = saved["verbose"] if isinstance(saved.get("verbose"), int) else 0
         env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
+        if env is None and saved.get("n_envs", 1) > 100_000:  # each gets a copy of the noise
+            raise ValueError(f"{saved['n_envs']} are more environments than any model has")
         model = sb3_load(
             io.BytesIO(_zip_of_names(file, saved, trust)),
             env,

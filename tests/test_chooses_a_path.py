@@ -93,7 +93,7 @@ class TestAuto:
                 layer.negative_slope = 0.1 * number
             algorithm.train(2, 8)
         assert algorithm._updater.programs_made == 4
-        assert "keeps changing" in algorithm._updater._declined
+        assert "keeps changing" in algorithm._updater.declined
 
     def test_stays_plain_without_a_compiler_and_says_so_once(self, monkeypatch, capsys):
         monkeypatch.setattr(compiled, "has_compiler", lambda: False)

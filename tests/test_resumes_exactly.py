@@ -542,7 +542,7 @@ class TestSaysWhatIsNotExact:
         monkeypatch.setattr(compiled, "has_compiler", lambda: True)
         random_layers = {"policy_kwargs": {"net_arch": [8], "activation_fn": th.nn.RReLU}}
         declining = model(seeded(), accelerate="auto", **random_layers).learn(40, TD3XCheckpointCallback(20, tmp_path))
-        assert declining._get_updater()._declined
+        assert declining._get_updater().declined
         assert resume_run(tmp_path, seeded()).learn(60, resume=True).resumptions == [{"steps": 40, "not_restored": []}]
 
     def test_updates_that_a_hook_has_kept_plain_stay_so(self, tmp_path, monkeypatch):
@@ -558,7 +558,7 @@ class TestSaysWhatIsNotExact:
 
         begun(TD3XCheckpointCallback(20, tmp_path))
         resumed = resume_run(tmp_path, seeded()).learn(80, resume=True)
-        assert resumed._updater._declined == begun()._updater._declined is not None
+        assert resumed._updater.declined == begun()._updater.declined is not None
         assert resumed._updater.programs_made == 0
 
     def test_a_run_on_the_cpu_goes_on_there_and_has_nothing_of_the_gpus_that_are_there(self, tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def save_run(
             "env": environments,
             "callbacks": callback_state.state(callbacks),
             "model": {name: getattr(model, name) for name in type(model).only_in_checkpoints},
-            "plain because": getattr(getattr(model, "_updater", None), "_declined", None),
+            "plain because": getattr(getattr(model, "_updater", None), "declined", None),
             # Without what `th.compile` adds to names: a policy that it has wrapped comes back as it was
             "frozen": [key.replace("_orig_mod.", "") for key, part in named if not part.requires_grad],
         }
@@ -252,7 +252,7 @@ class _Restoration:
         with as_checkpoint_error(folder / STATE):
             log_state.truncate(model.logger, env, folder.parent, self.checkpoint.manifest["logs"], model.num_timesteps)
             if isinstance(model, TD3X) and model.accelerate == "auto" and state["plain because"]:  # compiled, it would differ
-                model._get_updater()._decline(escaped(state["plain because"]))
+                model._get_updater().decline(escaped(state["plain because"]))
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:

@@ -92,7 +92,7 @@ class Updater(GradientStep):
         self.accelerate, self.announce = accelerate, announce
         self.kernels = kernels or precision.choose_matrix_kernels()
         self.updates_made = self.programs_made = 0
-        self._declined: str | None = None
+        self.declined: str | None = None
         self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
@@ -104,9 +104,9 @@ class Updater(GradientStep):
         if before is not self.tensors and [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
             self._programs.clear()  # recorded from other layers
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
-        if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self._declined is None:
-            self._decline(_why_plain(self.policy))
-        may_compile = self._path == "compiled" and self._declined is None
+        if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self.declined is None:
+            self.decline(_why_plain(self.policy))
+        may_compile = self._path == "compiled" and self.declined is None
         guards = [_has_hooks(self.tensors), *_guards(self.tensors)] if may_compile else self._guards
         if before is not self.tensors or guards != self._guards:
             self._guards, self._constants = guards, _constants(self.tensors, guards)
@@ -116,7 +116,7 @@ class Updater(GradientStep):
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
     ) -> Losses:
         is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
-        is_compiled = is_due and self._declined is None and self._path == "compiled" and len(noise) == self._batch_size
+        is_compiled = is_due and self.declined is None and self._path == "compiled" and len(noise) == self._batch_size
         self._active: dict[str, Program] = {}
         if is_compiled:
             # A replay buffer's own batch may hold more, for example indices, which an update does not read
@@ -145,8 +145,9 @@ class Updater(GradientStep):
         with th.no_grad(), precision.matrix_kernels(self.kernels):
             return self._active[name](*self._inputs, *others, *self._batch)
 
-    def _decline(self, reason: str) -> None:
-        self._declined = reason
+    def decline(self, reason: str) -> None:
+        """Make plain updates from now on, and say why."""
+        self.declined = reason
         self.announce(f"accelerate: plain ({reason})")
 
     def _programs_for(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
@@ -162,7 +163,7 @@ class Updater(GradientStep):
             except CannotAccelerate as error:
                 if self.accelerate != "auto":
                     raise
-                self._decline(str(error))
+                self.decline(str(error))
                 return {}
             self._programs.update({(name, keys[name]): program for name, program in made.items()})
         return {name: self._programs[name, key] for name, key in keys.items()}

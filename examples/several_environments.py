@@ -1,13 +1,14 @@
-"""Four environments in processes, normalized observations, evaluation during training; model and statistics are saved."""
+"""Four environments in processes, normalized observations, evaluation during training; model and statistics saved, loaded."""
 
 import argparse
 
 import torch
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, load_vecnormalize
 
 
 def main() -> None:
@@ -25,6 +26,12 @@ def main() -> None:
     model.save("pendulum_normalized")
     env.save("pendulum_normalized_vecnormalize.pkl")
     env.close()
+
+    # The statistics belong to the model
+    env = load_vecnormalize("pendulum_normalized_vecnormalize.pkl", make_vec_env("Pendulum-v1", seed=2))
+    env.training = env.norm_reward = False
+    model = TD3X.load("pendulum_normalized", env=env)
+    print("mean return of the loaded model: {:.0f} +- {:.0f}".format(*evaluate_policy(model, env)))
 
 
 if __name__ == "__main__":  # processes need it

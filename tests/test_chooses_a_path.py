@@ -2,12 +2,15 @@
 
 import copy
 import re
+import signal
+import subprocess
 import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from stable_baselines3.common.buffers import ReplayBuffer
 from torch import nn
 
 from sb3_td3x import TD3X
@@ -16,7 +19,7 @@ from sb3_td3x.td3x import compiled, gradient_step
 from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
 from tests.paths import ready, train
 from tests.resuming import OpenLineEnv, seeded
-from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import filled, largest_difference, model, random_batch, train_on, weights, without_output
 
 SWITCH = 25
 
@@ -72,6 +75,22 @@ class TestAuto:
         assert switch == [max(SWITCH, saved_at - 10)]
         assert largest_difference(weights(whole), weights(resumed)) == 0
 
+    @pytest.mark.parametrize("accelerate", ["auto", "compiled"])
+    def test_a_signal_that_ends_the_compiler_too_only_makes_it_begin_again(self, switch, monkeypatch, accelerate):
+        """A terminal's Ctrl-C reaches the compiler as well; the run itself makes its step and stops."""
+        algorithm, ended = model(accelerate=accelerate).learn(10), [subprocess.CalledProcessError(-signal.SIGINT, "g++")]
+
+        def compile_(program, inputs, options):
+            if ended:
+                raise RuntimeError("C++ compile error") from ended.pop()
+            return program
+
+        monkeypatch.setattr("torch._inductor.compile", compile_)
+        algorithm.train(SWITCH + 1, 8)
+        assert algorithm._updater.declined is None
+        assert algorithm._updater.programs_made == 2
+        assert len(switch) == 2
+
     def test_ctrl_c_while_compiling_leaves_the_model_alone(self, switch, monkeypatch):
         algorithm = model().learn(10 + SWITCH)
         before = weights(algorithm)
@@ -115,7 +134,9 @@ class TestCompiled:
     def test_is_refused_where_the_compiler_fails(self, error, line, monkeypatch):
         monkeypatch.setattr(compiled, "has_compiler", lambda: True)
         monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(OSError(error)))
-        with pytest.raises(CannotAccelerate, match=f"compiling the update failed \\(OSError: {re.escape(line)}"):
+        with pytest.raises(
+            CannotAccelerate, match=f"cannot be used: compiling the update failed \\(OSError: {re.escape(line)}"
+        ):
             train_on(ready("compiled"), [0])
 
     def test_leaves_out_options_of_a_later_torch(self, monkeypatch):
@@ -132,6 +153,16 @@ class TestCompiled:
         assert update_path("auto", on_cuda, SWITCH_AFTER) == "plain"
         with pytest.raises(CannotAccelerate, match="compiled updates are for the CPU, the networks are on 'cuda'"):
             update_path("compiled", on_cuda)
+
+
+def test_updates_before_learn_make_the_programs_that_learn_uses(switch):
+    """So that nothing waits for a compiler once it has begun, although the networks are in another mode then."""
+    algorithm = without_output(model(accelerate="compiled", learning_starts=0))
+    algorithm.replay_buffer = filled(ReplayBuffer, 20, n_envs=1)
+    algorithm.train(2, 8)
+    algorithm.learn(10)
+    algorithm.train(2, 8)
+    assert (switch, algorithm._updater.programs_made) == ([0], 2)
 
 
 def test_what_is_set_later_takes_effect(switch):

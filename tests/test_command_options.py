@@ -243,6 +243,9 @@ class TestEnvironmentNames:
             registration.require_registered("PandaReach-v3")
 
 
+SIDE = spaces.Box(-1, 1, (1,))
+
+
 class TestErrors:
     def test_a_bug_of_the_environment_keeps_its_traceback(self, tmp_path, called, registered):
         class Broken(LineEnv):
@@ -256,6 +259,26 @@ class TestErrors:
         assert "Traceback" in printed
         assert "KeyError: 'a bug'" in printed
         assert not list(tmp_path.glob("td3x/*"))
+
+    @pytest.mark.parametrize(
+        ("space", "assignment", "line"),
+        [
+            (spaces.Dict(a=spaces.Dict(b=SIDE)), "gamma=0.9", "Nested observation spaces are not supported"),
+            (spaces.Tuple([SIDE, SIDE]), "gamma=0.9", "observation space is not supported"),
+            (
+                spaces.Dict(a=SIDE),
+                "normalize.norm_obs_keys=[b]",
+                "norm_obs_keys names 'b', which the observations do not have",
+            ),
+        ],
+    )
+    def test_observations_that_cannot_be_used_are_an_error_of_one_line(
+        self, space, assignment, line, tmp_path, called, registered
+    ):
+        registered("Odd-v0", lambda: LineEnv(space))
+        code, printed = called("train", "--env", "Odd-v0", "--out", tmp_path, "--set", assignment)
+        assert (code, "Traceback" in printed) == (2, False)
+        assert line in printed
 
     def test_characters_that_the_terminal_does_not_know_are_replaced(self, tmp_path, monkeypatch):
         run = saved_run(tmp_path, "Pendulum-v1", model())

@@ -63,6 +63,8 @@ class TestDamaged:
             resume_run(tmp_path, seeded())
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
+        with pytest.raises(CheckpointError, match=r"no checkpoint of '80' steps \(there: 80, 100\)"):
+            resume_run(saved, seeded(), checkpoint="80")
         with pytest.raises(CheckpointError, match=rf"it is one: give {re.escape(str(saved))} and checkpoint=80"):
             resume_run(saved / "td3x_80_steps", seeded())
 

@@ -97,6 +97,11 @@ def test_changes_replace_the_values_of_the_preset(own):
     assert (model.env.gamma, model.gamma) == (0.5, 0.5)
     with pytest.raises(TypeError, match="learning_rat"):
         TD3X.from_preset("Pendulum-v1", learning_rat=1e-4)
+    with pytest.raises(TypeError, match="n_timesteps"):
+        TD3X.from_preset("Pendulum-v1", n_timesteps=1_000)  # `learn` takes it
+    with pytest.raises(ValueError, match="n_envs must be a whole number of at least 1"):
+        TD3X.from_preset("Pendulum-v1", n_envs=0)
+    assert TD3X.from_preset("Pendulum-v1", n_envs=2.0, **SMALL).n_envs == 2
 
 
 def test_an_environment_is_used_as_it_is_and_names_its_entry(own):

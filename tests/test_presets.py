@@ -60,7 +60,7 @@ class TestFile:
             ("Other-v0: {gamma: 0.9}", "mine.yml has no entry for Pendulum-v1 and none named default"),
             ("batch_size: 128", "must map environments"),
             ("default: {batchsize: 128}", "there is no setting 'batchsize': did you mean batch_size"),
-            ("default: {env_kwargs: {g: 9}}", "no setting 'env_kwargs': it is an option, --env-kwargs"),
+            ("default: {env_kwargs: {g: 9}}", "no setting 'env_kwargs': it is the option --env-kwargs of td3x train"),
             ("default: {gamma: 0.9", "mine.yml cannot be read"),
             ("!!python/object/apply:os.getcwd []", "mine.yml cannot be read"),
             (None, "mine.yml cannot be read"),
@@ -232,7 +232,8 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
     ("assignments", "complaint"),
     [
         (["max_grad_norm=-1"], "max_grad_norm must be a number above 0"),
-        (["noise_std=-0.1"], "action_noise must be a number of at least 0"),
+        (["noise_std=-0.1"], "noise_std must be a number of at least 0"),
+        (["noise_type=ornstein-uhlenbeck", "noise_std=-0.1"], "noise_std must be a number of at least 0"),
         (["noise_type=ornstein-uhlenbeck", "noise_std=0.2", "noise_dt=-1"], "noise_dt must be a number above 0"),
         (["learning_starts=many"], "learning_starts must be a whole number of at least 0 or .auto., not .many."),
         (["policy=MlpPolici"], "Policy MlpPolici unknown"),

@@ -3,6 +3,7 @@
 import random
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -306,9 +307,11 @@ class TestInsideEpisodesOfGymMake:
 class TestItsModel:
     def test_continues_only_with_resume_true(self, tmp_path):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
+        resumed = resume_run(tmp_path, seeded(), learning_starts="auto")
         with pytest.raises(ValueError, match="resume=True"):
-            resume_run(tmp_path, seeded()).learn(60, TD3XCheckpointCallback(20, tmp_path))
+            resumed.learn(9_000, TD3XCheckpointCallback(20, tmp_path))
         assert saved_steps(tmp_path) == [20, 40]
+        assert resumed.learning_starts == 100  # not yet 2 % of those 9,000
 
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])  # the second has no state to offer before its first reset
     def test_is_saved_once_learn_has_begun(self, tmp_path, env):
@@ -399,6 +402,15 @@ class TestSaysWhatIsNotExact:
             buffer = resume_run(tmp_path, seeded(env)).learn(100, resume=True).replay_buffer
         moved = buffer.next_observations[: buffer.size()] - buffer.observations[: buffer.size()]
         assert np.abs(moved).max() < 0.21  # an action moves by 0.2 at most, a new episode begins up to 1 away
+
+    @pytest.mark.filterwarnings("ignore:not restored exactly")
+    def test_an_episode_that_is_cut_costs_one_reset(self, tmp_path):
+        """Of a robot, somebody makes it by hand."""
+        save_run(model(seeded()).learn(1000, StopTrainingOnMaxEpisodes(2)), tmp_path)
+        resumed = resume_run(tmp_path, env := seeded())
+        reset = env.reset = Mock(wraps=env.reset)
+        resumed.learn(resumed.num_timesteps + 1, resume=True)
+        reset.assert_called_once()
 
     def test_n_step_returns_do_not_cross_the_cut(self, tmp_path):
         learner = model(DummyVecEnv([LineEnv]), n_steps=3)

@@ -88,7 +88,7 @@ class TestLayersAroundVecNormalize:
         inside = DummyVecEnv([lambda: LineEnv(space)])
         algorithm = model(around(VecNormalize(inside, norm_obs=False)), "CnnPolicy" if space else "MlpPolicy")
         with pytest.raises(
-            ValueError, match=r"Vec(FrameStack|TransposeImage) around VecNormalize .* put VecNormalize outermost"
+            ValueError, match=r"a wrapper around VecNormalize changes observations.* put VecNormalize outermost"
         ):
             algorithm.learn(10)
         assert algorithm.num_timesteps == 0

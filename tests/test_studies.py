@@ -249,8 +249,9 @@ class TestResuming:
         assert "at step 0 of 450" in log
         assert "at step 250 of 450" in log
 
+    @pytest.mark.filterwarnings("error:nothing to do")
     def test_a_run_that_is_stopped_in_its_last_evaluation_makes_it_when_it_is_resumed(self, tmp_path, monkeypatch):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
+        (run,) = runs = study(tmp_path / "s.yml", seeds=[0], steps=449, overrides={"train_freq": 5})
         stop_after(monkeypatch, 450)
         assert not made(runs, tmp_path)[run.name].is_finished
         assert saved_steps(tmp_path, run)[-1] == 450

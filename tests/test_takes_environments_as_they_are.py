@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import SAC, HerReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 
 from sb3_td3x import TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common import vec_envs
+from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.transitions import check_rewards
 from sb3_td3x.errors import EnvironmentDiedError, NonFiniteError
 from sb3_td3x.runs import environments
@@ -388,6 +389,11 @@ class TestProcessesOfEnvironments:
         assert not any(process.is_alive() for process in env.processes)
         env.close()
         gc.collect()  # may not crash
+
+    def test_of_sb3s_algorithms_are_named_too(self):
+        learner = type("Ours", (Resumable, SAC), {})("MlpPolicy", SubprocVecEnv([partial(ENDING, 15)]), buffer_size=100)
+        with pytest.raises(EnvironmentDiedError, match=r"environment 0 ended with exit code 3"):
+            learner.learn(100)
 
     def test_that_end_while_they_start_are_told_with_the_likely_reason(self, monkeypatch):
         monkeypatch.setattr(environments, "SubprocVecEnv", Mock(side_effect=BrokenPipeError))  # typer says nothing of it

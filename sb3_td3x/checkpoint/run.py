@@ -74,12 +74,14 @@ def save_run(
     require_prefix(name_prefix)
     if not isinstance(model, Resumable):
         name = type(model).__name__
-        raise ValueError(f"{name} cannot be resumed: make it a class Own(sb3_td3x.common.resumable.Resumable, {name})")
+        advice = f"an off-policy algorithm can, as class Own(Resumable, {name}) with Resumable of sb3_td3x.common.resumable"
+        raise ValueError(f"{name} cannot be resumed: {advice}")
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
     env = model.get_env()
     if env is None or model._on_resume is not None or model._env_hooks != hook_uses(env):
-        raise ValueError("learn has not begun with these environments: save in or after it, or use model.save")
+        advice = "save in or after it, or use model.save and model.save_replay_buffer"
+        raise ValueError(f"learn has not begun with these environments: {advice}")
     store = Store(Path(folder).resolve())
     last_saves = _last_saves.setdefault(model, {})
     last = last_saves.get(store.folder, _LastSave())
@@ -238,6 +240,8 @@ class _Restoration:
         self.problems = problems  # what could not be restored so far
         self.last_obs: Any = model._last_obs  # `None` if `learn` ended inside a step
         self.at_start = np.asarray(model._last_episode_starts, dtype=bool) & (self.last_obs is not None)
+        if self.last_obs is None:
+            model._last_obs = {}  # so that only the restoration resets the environments, not SB3 before it
         self.resumptions = model.resumptions
 
     def __call__(self, callback: BaseCallback) -> None:

@@ -79,7 +79,7 @@ class Store:
             last = _last_whole(readable)
             raise CheckpointError(error.path, error.problem, last.steps if last else None) from error
         there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
-        which = "no checkpoint" if steps is None else f"no checkpoint of {steps:,} steps"
+        which = "no checkpoint" if steps is None else f"no checkpoint of {steps!r} steps"
         inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).paths()]
         hint = f", its folder {inside[0]} does" if inside and not readable else ""
         if isinstance(itself := _read(self.folder), Checkpoint):

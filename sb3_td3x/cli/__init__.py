@@ -60,4 +60,4 @@ def _can_be_fixed(error: Exception) -> bool:
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     environments = [type(caller).__module__ for caller in callers if isinstance(caller, gym.Env)]
     is_of_environment = bool(environments) and not environments[-1].startswith(LIBRARIES_OF_WRAPPERS)
-    return isinstance(error, (ValueError, OSError, ModuleNotFoundError)) and not is_of_environment
+    return isinstance(error, (ValueError, OSError, ModuleNotFoundError, NotImplementedError)) and not is_of_environment

@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.common.transitions import store_terminal_obs, truncate_episodes
-from sb3_td3x.common.vec_envs import Hook, hook_uses, vec_layers
+from sb3_td3x.common.vec_envs import Hook, explained_deaths, hook_uses, vec_layers
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
 NOT_SAVED = (
@@ -95,7 +95,8 @@ class Resumable(OffPolicyAlgorithm):
                 warnings.warn(f"nothing to do: {self.num_timesteps:,} steps are made, and {counted}", stacklevel=2)
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
-        return super().learn(total_timesteps, *args, **kwargs)
+        with explained_deaths(self.env):
+            return super().learn(total_timesteps, *args, **kwargs)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         if self._is_watched:

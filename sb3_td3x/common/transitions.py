@@ -63,7 +63,7 @@ def require_stored_as_seen(env: VecEnv) -> None:
         advice = "wrap the environment with gymnasium.wrappers.FlattenObservation"
         raise ValueError(f"with VecNormalize around Discrete observations SB3 fails at the end of an episode: {advice}")
     if normalization is not None and normalization.observation_space != env.observation_space:
-        problem = f"{type(env).__name__} around VecNormalize changes observations, but those before the change are stored"
+        problem = "a wrapper around VecNormalize changes observations, but those before the change are stored"
         raise ValueError(f"{problem}: put VecNormalize outermost, for images VecNormalize(VecTransposeImage(env))")
 
 

@@ -106,7 +106,7 @@ def explained_deaths(env: VecEnv | None) -> Iterator[None]:
             raise
         close_env(innermost)
         codes = ", ".join(map(str, exit_codes.values()))
-        how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out)"
+        how = f"ended with exit code {codes} (negative: a signal; -9 often means that memory ran out; 0: Ctrl-C in a notebook)"
         traceback.clear_frames(error.__traceback__)  # Connection.send's crash the garbage collector of Python 3.12.1
         raise EnvironmentDiedError(list(exit_codes), how) from error
 

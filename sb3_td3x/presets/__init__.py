@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sb3_td3x.common.validation import CHECKS, check_bool, check_float, check_positive, did_you_mean, parse_yaml_scalar
+from sb3_td3x.common import validation
+from sb3_td3x.common.validation import CHECKS, did_you_mean, parse_yaml_scalar
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -29,8 +30,8 @@ MODEL_KEYS = (
 MAPPINGS = ("policy_kwargs", "replay_buffer_kwargs")  # keys whose values are mappings of names to values
 
 NORMALIZE: dict[str, Callable[[str, Any], Any] | None] = {
-    "norm_obs": check_bool, "norm_reward": check_bool, "gamma": CHECKS["gamma"], "clip_obs": check_positive,
-    "clip_reward": check_positive, "epsilon": check_positive, "norm_obs_keys": None,
+    **dict.fromkeys(("norm_obs", "norm_reward"), validation.check_bool), "gamma": CHECKS["gamma"],
+    **dict.fromkeys(("clip_obs", "clip_reward", "epsilon"), validation.check_positive), "norm_obs_keys": None,
 }  # fmt: skip
 """``VecNormalize``'s arguments, which rl-zoo3's key ``normalize`` may hold, and their checks."""
 
@@ -125,7 +126,7 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 def _require_known(key: Any, source: str) -> None:
     known = (*RUN_KEYS, *MODEL_KEYS)
     if key not in known:
-        hint = ": it is an option, --env-kwargs" if key == "env_kwargs" else did_you_mean(str(key), known)
+        hint = ": it is the option --env-kwargs of td3x train" if key == "env_kwargs" else did_you_mean(str(key), known)
         raise ValueError(f"{source}: there is no setting {key!r}{hint}")
 
 
@@ -170,6 +171,7 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
         return None
     if std is None:
         raise ValueError(f"noise_type {name} needs noise_std")
+    std = validation.check_not_negative("noise_std", std)
     if name == "normal":
         return std
     if name != "ornstein-uhlenbeck":
@@ -177,7 +179,7 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
-    sigma, dt = np.full(shape, check_float("noise_std", std)), check_positive("noise_dt", entry.get("noise_dt", 0.01))
+    sigma, dt = np.full(shape, std), validation.check_positive("noise_dt", entry.get("noise_dt", 0.01))
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 
@@ -189,7 +191,7 @@ def _linear_schedule(name: str, text: str) -> Any:
     rate = parse_yaml_scalar(start)
     if prefix != "lin" or not isinstance(rate, (int, float)):
         raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
-    return LinearSchedule(check_float(name, rate), 0.0, 1.0)
+    return LinearSchedule(validation.check_float(name, rate), 0.0, 1.0)
 
 
 def known_class(key: str, name: Any) -> Any:
@@ -243,7 +245,10 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
         arguments["norm_reward"] = False  # evaluations report the environment's own rewards
     # Otherwise SB3 transposes images outside of VecNormalize, and stores them as they were before (its issue #819)
     env = BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
-    return VecNormalize(env, training=training, **arguments)
+    try:
+        return VecNormalize(env, training=training, **arguments)
+    except KeyError as error:
+        raise ValueError(f"normalize.norm_obs_keys names {error}, which the observations do not have") from error
 
 
 def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
@@ -251,7 +256,7 @@ def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
     from stable_baselines3.common.env_util import make_vec_env
 
     wrapper = partial(wrap, wrapper=entry.get("env_wrapper"))
-    env = make_vec_env(env_id, entry.get("n_envs", 1), wrapper_class=wrapper)
+    env = make_vec_env(env_id, validation.check_int("n_envs", entry.get("n_envs", 1), minimum=1), wrapper_class=wrapper)
     return normalize(env, entry.get("normalize"), entry.get("gamma", 0.99))
 
 

@@ -145,7 +145,7 @@ def prepare(experiment: Experiment, path: Path | None = None, command: str | Non
         model_arguments = presets.model_arguments(entry, env.action_space.shape or ())
         try:
             model = TD3X(entry["policy"], env, seed=experiment.seed, device=experiment.device, **model_arguments)
-        except (TypeError, AssertionError) as error:  # SB3's and torch's, for settings that fit no environment or class
+        except (TypeError, AssertionError, LookupError, NotImplementedError) as error:  # SB3's and torch's
             raise ValueError(f"these settings make no model: {error}") from error
         model.set_logger(log_state.configure(folder.log))
         resources.callback(model.logger.close)
@@ -252,7 +252,8 @@ def train(
     with files.explained(run.folder.path, only_full=True), run.resources:  # closing a log writes what is left of it
         try:
             with stopping_on_signal(checkpoint.save_and_stop):
-                run.model.learn(run.total, [evaluation, *callbacks, checkpoint], resume=run.is_resumed)
+                total = max(run.total, run.model.num_timesteps)  # the last rollout may have passed the end
+                run.model.learn(total, [evaluation, *callbacks, checkpoint], resume=run.is_resumed)
         except BaseException as error:
             with suppress(Exception):  # what ended the run is what its owner needs to know
                 save_last(run.model, run.folder, run.lock)  # as at the end

@@ -174,7 +174,7 @@ def read(path: PathOrFile) -> ModelFile:
         members = files.unpacked(archive, len(content))
         attributes = json.loads(members.pop("data"))
         if not isinstance(attributes, dict) or "policy_delay" not in attributes:
-            raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3")
+            raise ModelFileError(f"{name} was not saved by TD3X or SB3's TD3 (resume_run takes another class as algorithm=)")
         version = attributes.get("format_version", FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise ModelFileError(f"{name} has format {version}; this sb3_td3x reads up to {FORMAT_VERSION}: please upgrade it")

@@ -5,6 +5,7 @@ import functools
 import os
 import random
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
+from sb3_td3x.td3x.policies import depends_on_mode
 
 SWITCH_AFTER = 5_000  # plain updates that "auto" makes, since a model was constructed or loaded, before it compiles
 MOST_PROGRAMS = 20  # that "auto" makes before it stays plain
@@ -161,8 +163,10 @@ class Updater(GradientStep):
             try:
                 made = self._make(missing, batch, noise, settings)
             except CannotAccelerate as error:
+                if _was_signaled(error):
+                    return self._programs_for(batch, noise, settings)
                 if self.accelerate != "auto":
-                    raise
+                    raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
                 self.decline(str(error))
                 return {}
             self._programs.update({(name, keys[name]): program for name, program in made.items()})
@@ -330,6 +334,13 @@ def _explained(problem: str) -> Iterator[None]:
         raise CannotAccelerate(f"{problem} ({type(error).__name__}: {line})") from error
 
 
+def _was_signaled(error: BaseException | None) -> bool:
+    """Whether the compiler was ended by a signal to all processes of a terminal or job, of which this one makes a stop."""
+    while error is not None and getattr(error, "returncode", 0) not in (-signal.SIGINT, -signal.SIGTERM):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _has_custom_layers(policy: nn.Module) -> bool:
     return any(
         not type(part).__module__.startswith(("torch.", "stable_baselines3.", "sb3_td3x.")) for part in policy.modules()
@@ -361,10 +372,11 @@ def _guards(tensors: PolicyTensors) -> list[Any]:
     kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
     modules = tensors.modules[1:]  # no update calls the policy
     holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]
-    numbers = [pair for module in holders for pair in vars(module).items() if isinstance(pair[1], kinds)]
+    items = [pair for module in holders for pair in vars(module).items() if isinstance(pair[1], kinds)]
+    numbers = [pair for pair in items if pair[0] != "training"]
     critics = [network for module in holders for network in vars(module).get("q_networks", ())]  # SB3's, in a plain list
     autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
-    modes = [th.get_num_threads(), autocast, *[module.training for module in tensors.modules]]
+    modes = [th.get_num_threads(), autocast, *[module.training for module in modules if depends_on_mode(module)]]
     codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in holders]  # not of scripts
     return [*modes, *critics, *numbers, *codes]
 

@@ -98,9 +98,10 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
     policy: Any = copy.deepcopy(model.policy, memo).cpu()
     stages = [Normalized(wrapper) if isinstance(wrapper, VecNormalize) else ChannelsFirst(wrapper) for wrapper in wrappers]
     batch = _batch(space)
+    expected = _predict(policy, wrappers, batch)  # now: the statistics may change while another thread trains
     graph = Graph(policy, stages, batch).eval()
     content = _onnx(graph, batch)
-    _require_equal(content, batch, _predict(policy, wrappers, batch), graph)
+    _require_equal(content, batch, expected, graph)
     content.metadata_props.add(key="algorithm", value=type(model).__name__)
     content.metadata_props.add(key="environment", value="" if env is None else env_id_of(env))
     content.metadata_props.add(key="timesteps", value=str(model.num_timesteps))

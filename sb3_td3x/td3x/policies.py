@@ -37,6 +37,12 @@ WITHOUT_MODES = {
 }  # fmt: skip
 
 
+def depends_on_mode(layer: nn.Module) -> bool:
+    """Whether a layer may compute something else in training mode; so may a hook, as torch's `spectral_norm` has one."""
+    has_hooks = bool(layer._forward_pre_hooks or layer._forward_hooks)
+    return type(layer) not in WITHOUT_MODES or has_hooks or "forward" in vars(layer)
+
+
 @contextmanager
 def torch_settings() -> Iterator[None]:
     """Inside, gradients are enabled and new networks are float32, whatever the user's program has set."""
@@ -152,11 +158,7 @@ class TD3XPolicy(sb3.TD3Policy):
 
     def look_for_modes(self) -> None:
         """Find out whether any layer depends on the mode, which then has to be switched at every step of a ``learn``."""
-        # A hook may depend on the mode, as that of torch's `spectral_norm` does, and so may a `forward` of a user's
-        self.has_modes = any(
-            type(layer) not in WITHOUT_MODES or layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer)
-            for layer in (*self.actor.modules(), *self.critic.modules())
-        )
+        self.has_modes = any(map(depends_on_mode, (*self.actor.modules(), *self.critic.modules())))
 
     def set_training_mode(self, mode: bool) -> None:
         """

@@ -27,7 +27,7 @@ from sb3_td3x import presets
 from sb3_td3x.common import buffers, transitions, validation
 from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.common.validation import CHECKS, check_int, check_learning_rate
-from sb3_td3x.common.vec_envs import env_id_of, explained_deaths
+from sb3_td3x.common.vec_envs import env_id_of
 from sb3_td3x.errors import NonFiniteError
 from sb3_td3x.saving import model_zip
 from sb3_td3x.saving.model_zip import PathOrFile
@@ -76,7 +76,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param tau: step size of the target networks towards their networks, in [0, 1], at every actor update
     :param gamma: discount factor, in [0, 1]
     :param train_freq: train after this many steps of each environment, or ``(n, "step")``; ``(n, "episode")`` is for one
-    :param gradient_steps: updates each time; -1 means as many as environment steps since the last time
+    :param gradient_steps: updates each time; -1 means as many as the environment steps of the rollout
     :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action space scaled to
         [-1, 1]; an SB3 ``ActionNoise`` is used as it is, by several environments as a copy each; ``None`` is no noise
     :param replay_buffer_class: ``None`` chooses by ``n_steps``, ``prioritization`` and the observation space
@@ -220,7 +220,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError("n_envs is for the name of an environment: one that is given is used as it is")
             env = cls._wrap_env(env)
         own = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
-        entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS, "gamma") if name in changes}}
+        entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS[1:], "gamma") if name in changes}}
         vec_env = presets.make_env(env, entry) if isinstance(env, str) else presets.require_wrapped(env, entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
@@ -305,8 +305,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             own = f"make_critic of {self.policy_class.__name__}"
             raise ValueError(f"{own} makes no critics with n_quantiles={self.n_quantiles}: use 1")
         if self.n_steps not in (1, buffer_steps := getattr(self.replay_buffer, "n_steps", 1)):
-            name, advice = type(self.replay_buffer).__name__, "without replay_buffer_class TD3X chooses NStepReplayBuffer"
-            raise ValueError(f"{name} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for it: {advice}")
+            name = type(self.replay_buffer).__name__
+            raise ValueError(f"{name} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for it")
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
         self._logger = Logger(None, [])  # until the first `learn`, for a `train` before it
 
@@ -382,11 +382,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if total_timesteps != math.inf:
             total_timesteps = check_int("total_timesteps", total_timesteps, minimum=0)
         try:
-            with explained_deaths(self.env):
-                return super().learn(
-                    total_timesteps, callback, log_interval or None, tb_log_name,
-                    reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
-                )  # fmt: skip
+            return super().learn(
+                total_timesteps, callback, log_interval or None, tb_log_name,
+                reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume,
+            )  # fmt: skip
         except NonFiniteError:
             transitions.restore_statistics(self._vec_normalize_env, self._statistics)
             raise
@@ -401,7 +400,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self.env is None or (normalization is not None and normalization.venv is None):  # copied without what it wraps
             raise ValueError("the model has no environment to learn in: give it one with set_env")
         transitions.require_stored_as_seen(self.env)
-        if reset_num_timesteps or self.num_timesteps == 0:
+        if (reset_num_timesteps and self._on_resume is None) or self.num_timesteps == 0:  # else SB3's part refuses it
             request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
         if isinstance(self.replay_buffer, HerReplayBuffer):

@@ -132,6 +132,7 @@ class TestFinished:
         assert RunDir.open(finished.path).scores()[0].tolist() == [200, 300, 400, 500]
         assert TD3X.load(finished.last_model).num_timesteps == 500
         assert finished.config()["n_timesteps"] == finished.arguments()["n_timesteps"] == 500
+        assert finished.command() is None  # no one command makes this run
 
     def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, called):
         def record_video(folder, out, seed, trust=False):

@@ -1,5 +1,6 @@
 """``td3x plot``: what is read, what is drawn of it, and what is said when that cannot be."""
 
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -81,6 +82,17 @@ class TestReading:
         begun.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": 4})
         for paths in ([tmp_path], [run.path, begun.path]):
             assert [found.seed for found in scores.read(paths)] == [3]
+
+    def test_a_run_that_may_not_be_read_is_named(self, tmp_path, monkeypatch):
+        runs = [evaluated(tmp_path, seed).path for seed in range(2)]
+        monkeypatch.setattr(os, "access", lambda path, mode: path != runs[0])
+        with pytest.warns(UserWarning, match=f"{runs[0]} cannot be read and is left out"):
+            scores.read([tmp_path])
+
+    def test_a_table_that_a_spreadsheet_has_saved(self, tmp_path):
+        text = table(tmp_path / "a.csv").read_text()
+        (tmp_path / "a.csv").write_text(text, encoding="utf-8-sig")  # with the mark at its start
+        assert len(scores.read([tmp_path / "a.csv"])) == 1
 
     def test_the_tables_of_a_studys_removed_runs_count_and_its_summary_does_not(self, tmp_path):
         for seed in range(2):

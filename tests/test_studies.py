@@ -107,6 +107,7 @@ class TestFile:
             ({"runs": [{"algo": "ddpg"}]}, "algo must be one of td3x, not 'ddpg'"),
             ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
             ({"seeds": []}, "seeds must be a list"),
+            ({"runs": [{"setting": "LAP"}, {"setting": "lap"}]}, "two runs are named td3x_lap_Pendulum-v1_s0"),
             ({"seeds": [3, 0, 3]}, "two runs are named td3x_default_Pendulum-v1_s3"),
             ({"seeds": [-1]}, "seeds must be a whole number of at least 0"),
             ({"envs": ["Pendulm-v1"]}, "default, Pendulm-v1: there is no environment 'Pendulm-v1'"),

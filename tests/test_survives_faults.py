@@ -175,6 +175,13 @@ def test_a_disk_that_cannot_flush_folders_holds_models_and_checkpoints(tmp_path,
         learner.save(tmp_path / "model")
 
 
+def test_a_file_that_is_replaced_can_be_read_by_whoever_could_before(tmp_path):
+    files.write(tmp_path / "file", b"1")
+    (tmp_path / "file").chmod(0o664)
+    files.write(tmp_path / "file", b"2")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o664
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file"):

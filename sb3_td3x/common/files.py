@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         partial.touch()  # a library that is to write it may hide why it cannot
         yield partial
+        if path.exists():
+            shutil.copymode(path, partial)  # others may have been allowed to read it
         flush(partial)
         partial.replace(path)
     finally:

@@ -62,7 +62,9 @@ class RunLock:
             time.sleep(0.1)
         if owner is not None:
             raise self._locked()
-        problem = "is no longer locked by this process, so another one may have resumed the run since: resume it again"
+        problem = (
+            "is no longer locked by this process: another one has resumed the run, or the folder was moved: resume it again"
+        )
         raise CheckpointError(self.folder, problem)
 
     def _patience(self, stamp: tuple[int, int, int] | None) -> tuple[float, bool]:

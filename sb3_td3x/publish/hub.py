@@ -155,6 +155,6 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         env_kwargs=f", env_kwargs={env_kwargs!r}" if env_kwargs else "",
         statistics=STATISTICS if run.model_normalization() is not None else "",
         training=run.command() or "",
-        config=fenced(run.config_file.read_text()),
+        config=fenced(run.config_file.read_text("utf-8")),
         versions=fenced(yaml.safe_dump(arguments["versions"], sort_keys=False)) if arguments.get("versions") else "",
     )

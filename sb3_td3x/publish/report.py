@@ -33,7 +33,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Saturated actions", ("train/action_saturation",), "fraction of the actor's action components beyond 0.99"),
     ("Exploration noise", ("rollout/action_noise_std",), "standard deviation, actions scaled to [-1, 1]"),
     ("Learning rate", ("train/learning_rate", "train/qf_learning_rate"), "of the optimizers"),
-    ("Environment steps per second", ("time/fps",), "since training began"),
+    ("Environment steps per second", ("time/fps",), "since training began or was resumed"),
     ("Updates per second", ("time/updates_per_second",), "since the last log output"),
     ("Replay buffer", ("train/replay_size",), "transitions"),
 )

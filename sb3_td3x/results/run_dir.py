@@ -1,7 +1,9 @@
 """The folder of one run, in rl-zoo3's layout, so that rl-zoo3's plotting and enjoy scripts read it."""
 
+import os
 import re
 import shlex
+import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +81,11 @@ class RunDir:
     @classmethod
     def inside(cls, path: Path) -> list[Path]:
         """The folders of runs in this folder, or in that of ``--out`` or a study."""
-        return sorted(run for parent in (path, path / ALGORITHM, path / "runs") for run in parent.glob("*") if cls.is_at(run))
+        folders = [run for parent in (path, path / ALGORITHM, path / "runs") for run in parent.glob("*") if run.is_dir()]
+        for run in folders:
+            if not os.access(run, os.R_OK | os.X_OK):  # a colleague's; `glob` passes over it
+                warnings.warn(f"{run} cannot be read and is left out", stacklevel=2)
+        return sorted(filter(cls.is_at, folders))
 
     def model(self) -> Path:
         """The model to show: the best of the evaluations, else the last; ``ValueError`` if the run has none yet."""

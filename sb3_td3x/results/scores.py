@@ -126,7 +126,7 @@ def csv_lines(path: Path) -> list[dict[str, Any]]:
     """A file's lines, by the names of its columns; ``ValueError`` for something else than a CSV file."""
     if not path.is_file():
         raise ValueError(f"{path} is no file")
-    with path.open(newline="", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         try:
             return list(csv.DictReader(file))
         except csv.Error as error:

@@ -194,7 +194,8 @@ def resume(
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
         if entry["n_timesteps"] != planned:
-            folder.write_settings(entry, {**folder.arguments(), "n_timesteps": entry["n_timesteps"]})
+            planned_anew = {"n_timesteps": entry["n_timesteps"], "command": None}  # which no longer makes this run
+            folder.write_settings(entry, {**folder.arguments(), **planned_anew})
         model.set_logger(log_state.configure(folder.log))
         resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation_env, True, lock, resources.pop_all())

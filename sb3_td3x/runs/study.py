@@ -67,9 +67,9 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
         runs: dict[str, StudyRun] = {}
         for keys in settings:
             for run in _runs(content, keys, (*GRID_KEYS, *options), algorithms):
-                if run.name in runs:
+                if (name := run.name.casefold()) in runs:  # some file systems see no difference
                     raise ValueError(f"two runs are named {run.name}")
-                runs[run.name] = run
+                runs[name] = run
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from error
     return list(runs.values())
@@ -139,9 +139,9 @@ class StudyFolder:
     def lines(self, run: StudyRun) -> list[str]:
         """A line per evaluation so far, as in its table; those of a finished run stay when its folder is removed."""
         if self.is_finished(run):
-            return self.table(run).read_text().splitlines()[1:]
+            return self.table(run).read_text("utf-8").splitlines()[1:]
         scores = self.run(run) / SCORES
-        lines = scores.read_text().splitlines()[1:] if scores.exists() else []
+        lines = scores.read_text("utf-8").splitlines()[1:] if scores.exists() else []
         return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in lines]
 
     def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:

@@ -551,7 +551,7 @@ def check() -> None:
             for parameter, value in pairs:
                 parameter.copy_(value())
         step, settings = GradientStep(policy, "fp32"), model._update_settings()
-        step.prepare(128)
+        step.prepare()
         for number in range(1, 5):
             rows, noise = th.randn(2, 128, ROW), th.randn(2, 128, ACTIONS)
             rows[..., -2] = (rows[..., -2] > 1).float()

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch as th
 import torch.utils.checkpoint
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
+from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-from sb3_td3x import NonFiniteError
+from sb3_td3x import NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled, gradient_step, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
+from sb3_td3x.td3x.critics import SCALAR
 from tests.paths import assert_equal, pair, programs, ready, train
-from tests.tools import LineEnv, model, random_batch, train_on, weights
+from tests.tools import LineEnv, largest_difference, model, random_batch, train_on, weights, without_output
 
 
 class Extractor(BaseFeaturesExtractor):
@@ -83,6 +86,13 @@ class Generating(Extractor):
     def __init__(self, observation_space):
         super().__init__(observation_space)
         self.random = np.random.default_rng(0)
+
+    def forward(self, observations):
+        return self.layer(observations) * self.random.uniform(0.8, 1.2)
+
+
+class GeneratingAlike(Extractor):
+    random = np.random.default_rng(0)  # of all its objects
 
     def forward(self, observations):
         return self.layer(observations) * self.random.uniform(0.8, 1.2)
@@ -202,6 +212,7 @@ class TestWhatAProgramWouldNotRepeat:
             (Registering, "a layer changes what its buffer or parameter 'late' is"),
             (Drawing, "random numbers from numpy or python"),
             (Generating, "a layer holds a random generator"),
+            (GeneratingAlike, "a layer holds a random generator"),
             (Constrained, "sets `.data` of a parameter or buffer"),
             (Dropping, "the policy draws random numbers"),
             (Branching, "the policy cannot be recorded as one program"),
@@ -517,6 +528,69 @@ def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register, 
     train_on(algorithm, range(2))
     assert len(calls) >= 2
     assert "accelerate: plain (a layer has a hook" in capsys.readouterr().out
+
+
+class TestAnOwnKindOfCritic:
+    """A few functions, which may hold numbers, or draw some of their own."""
+
+    @pytest.mark.usefixtures("recorded")
+    def test_is_learned_on_the_plain_path(self, capsys, monkeypatch):
+        drawn, random = [], np.random.default_rng(0)
+
+        def target(values, *rest):
+            drawn.append(random.choice(3, size=2, replace=False))  # as in REDQ
+            return SCALAR.target([values[number] for number in drawn[-1]], *rest)
+
+        monkeypatch.setattr(ContinuousCritic, "kind", SCALAR._replace(target=target), raising=False)
+        learner = model(verbose=1, policy_kwargs={"net_arch": [8], "n_critics": 3}).learn(0)
+        learner._updates_since_load = compiled.SWITCH_AFTER
+        learner.learn(40, log_interval=None)
+        assert len(drawn) == learner._n_updates == 30
+        assert "accelerate: plain (the critics are of a kind of their own" in capsys.readouterr().out
+        with pytest.raises(CannotAccelerate, match="kind of their own"):
+            model(accelerate="compiled")
+
+    def test_has_an_objective_that_sees_what_was_done(self, monkeypatch):
+        """As behavior cloning does (TD3+BC)."""
+        cloning = SCALAR._replace(actor_objective=lambda critic, batch, actions: -(actions - batch.actions).square())
+        monkeypatch.setattr(ContinuousCritic, "kind", cloning, raising=False)
+        learner = without_output(model(policy_delay=1, learning_rate=1e-2))
+        batch = random_batch(0)
+
+        def distance():
+            return (learner.actor(batch.observations) - batch.actions).square().mean().item()
+
+        before = distance()
+        train_on(learner, [0] * 200)
+        assert distance() < before / 4
+
+    def test_may_hold_its_networks_as_one(self):
+        class Ensemble(th.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = th.nn.Linear(4, 3)
+
+        class Own(TD3XPolicy):
+            def make_critic(self, features_extractor=None):
+                critic = super().make_critic(features_extractor)
+                del critic.qf0, critic.qf1
+                critic.q_networks = ensemble = critic.ensemble = Ensemble()
+                critic.forward = lambda *parts: ensemble.layer(th.cat(parts, dim=1)).split(1, dim=1)
+                critic.q1_forward = lambda *parts: critic(*parts)[0]
+                return critic
+
+        before = weights(learner := without_output(model(policy=Own)))
+        train_on(learner, range(2))
+        assert largest_difference(before, weights(learner)) > 0
+
+
+@pytest.mark.usefixtures("recorded")
+def test_batches_larger_than_asked_for_are_compiled():
+    class Twice(ReplayBuffer):
+        def sample(self, batch_size, env=None):
+            return super().sample(2 * batch_size, env)
+
+    assert programs(ready("compiled", replay_buffer_class=Twice).learn(20)) == 2
 
 
 def test_an_edited_forward_of_a_class_takes_effect_on_every_path(monkeypatch):

@@ -111,6 +111,19 @@ def test_a_subclass_may_save_fewer_parts(base, tmp_path):
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
+def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base, tmp_path):
+    class Own(base):
+        parts = 0
+
+        def _excluded_save_params(self):
+            return [*super()._excluded_save_params(), *[f"part{number}" for number in range(self.__dict__["parts"])]]
+
+    (saved := model(cls=Own)).parts, saved.part0 = 1, lambda: None
+    saved.save(tmp_path / "model")
+    assert not hasattr(Own.load(tmp_path / "model"), "part0")
+
+
+@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loaded(base, tmp_path):
     class Own(base):
         def _setup_model(self):

@@ -78,7 +78,7 @@ def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
         compiled._current_progress_remaining = 1 - update / 400
         compiled.gamma, compiled.tau = 0.9 + update / 4000, 0.005 + update / 40000
         compiled.target_policy_noise, compiled.target_noise_clip = 0.1 + update / 1000, 0.4 + update / 1000
-        train(compiled, [random_batch(update, batch=5 if update == 150 else 8)], first=update)
+        train(compiled, [random_batch(update)], first=update)
     assert compiled._n_updates == 200
     assert programs(compiled) == 2
     compiled.set_parameters(compiled.get_parameters())

@@ -19,6 +19,7 @@ from stable_baselines3.common.callbacks import LogEveryNTimesteps
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
@@ -126,6 +127,15 @@ class TestNumbers:
         kept = rows(tmp_path)
         assert [int(row["train/replay_size"]) for row in kept] == [80, 80]
         assert [bool(row["train/q_mean"]) for row in kept] == [True, False]
+
+    def test_draw_no_numbers_of_a_networks_own_noise(self, tmp_path):
+        class Noisy(FlattenExtractor):
+            def forward(self, observations):
+                return super().forward(observations) + 0.1 * th.randn(3)
+
+        settings = {"policy_kwargs": {**SMALL, "features_extractor_class": Noisy}}
+        often, never = (weights(model(**settings).learn(60, log_interval=interval)) for interval in (1, None))
+        assert largest_difference(often, never) == 0
 
     def test_are_in_every_line_of_a_training_without_an_environment(self, tmp_path):
         learner = model().learn(60)

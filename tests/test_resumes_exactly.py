@@ -549,6 +549,11 @@ class TestSaysWhatIsNotExact:
         with pytest.warns(UserWarning, match="update path was plain, is compiled"):
             resumed._setup_learn(20, None, reset_num_timesteps=False)
 
+    def test_another_class_of_the_model_is_named(self, tmp_path):
+        save_run(model(seeded(), cls=type("Own", (TD3X,), {})).learn(20), tmp_path)
+        with pytest.warns(UserWarning, match=r"not restored exactly: .*algorithm was Own, is TD3X"):
+            resume_run(tmp_path, seeded()).learn(40, resume=True)
+
     def test_updates_that_no_program_can_be_made_of_are_no_difference(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compiled, "SWITCH_AFTER", 5)
         monkeypatch.setattr(compiled, "has_compiler", lambda: True)

@@ -238,7 +238,9 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     """The saved attributes, read through the allow-list where ``custom_objects`` does not replace them."""
     attributes: dict[str, Any] = {}
     # ``env`` is among them: SB3 would import the module that a string there names
-    excluded: list[str] = object.__new__(cls)._excluded_save_params()
+    stub: Any = object.__new__(cls)
+    vars(stub).update(file.attributes)  # a subclass may ask for its own
+    excluded: list[str] = stub._excluded_save_params()
     for name, value in file.attributes.items():
         if name in excluded or callable(getattr(cls, name, None)):
             advice = "if it is yours, saved with include=, load it with trust=True"

@@ -24,6 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
 from sb3_td3x.td3x import gradient_step, precision
+from sb3_td3x.td3x.critics import QUANTILES, SCALAR, kind_of
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
 from sb3_td3x.td3x.policies import depends_on_mode
 
@@ -65,6 +66,8 @@ def _why_plain(policy: TD3Policy) -> str:
     """Why no policy's updates can be compiled here; empty if nothing is known against it."""
     if policy.device.type != "cpu":
         return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
+    if kind_of(policy.critic) not in (SCALAR, QUANTILES):
+        return "the critics are of a kind of their own, whose functions may draw numbers or hold some"
     return "" if has_compiler() else "there is no C++ compiler (install g++, or set CXX to another one, and start Python anew)"
 
 
@@ -79,7 +82,7 @@ class Updater(GradientStep):
 
     There are two programs, for the gradients of the critics and of the actor. They are made before the first update that needs
     them, and again only if something changes that is part of them: the batch size, the count of dropped quantiles, the
-    prioritization, frozen layers, modules, the number of torch threads. A batch of another size is updated with plainly.
+    prioritization, frozen layers, modules, the number of torch threads.
 
     :param accelerate: with ``"auto"`` updates stay plain where no program can be made, with ``"compiled"`` that is an error
     :param kernels: matrix kernels of compiled updates; ``None`` chooses by the processor
@@ -98,11 +101,11 @@ class Updater(GradientStep):
         self._guards: list[Any] = []
         self._programs: dict[tuple[Any, ...], Program] = {}
 
-    def prepare(self, batch_size: int, updates_made: int = 0) -> None:
+    def prepare(self, updates_made: int = 0) -> None:
         """:param updates_made: since the model was constructed or loaded, before this series"""
-        self._batch_size, self.updates_made = batch_size, updates_made
+        self.updates_made = updates_made
         before = self.tensors
-        super().prepare(batch_size)
+        super().prepare()
         if before is not self.tensors and [*map(id, before.modules)] != [*map(id, self.tensors.modules)]:
             self._programs.clear()  # recorded from other layers
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
@@ -118,7 +121,7 @@ class Updater(GradientStep):
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int
     ) -> Losses:
         is_due = self.accelerate == "compiled" or self.updates_made >= SWITCH_AFTER
-        is_compiled = is_due and self.declined is None and self._path == "compiled" and len(noise) == self._batch_size
+        is_compiled = is_due and self.declined is None and self._path == "compiled"
         self._active: dict[str, Program] = {}
         if is_compiled:
             # A replay buffer's own batch may hold more, for example indices, which an update does not read
@@ -159,7 +162,7 @@ class Updater(GradientStep):
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
         if missing := [name for name, key in keys.items() if (name, key) not in self._programs]:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
-                self.prepare(self._batch_size, self.updates_made)
+                self.prepare(self.updates_made)
             try:
                 made = self._make(missing, batch, noise, settings)
             except CannotAccelerate as error:
@@ -222,6 +225,7 @@ class _Recording:
             memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept}
             optimizers = [network.optimizer for network in tensors.networks.values()]
             self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
+        held += [value for module in tensors.modules for cls in type(module).__mro__ for value in vars(cls).values()]
         if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
             raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
 

@@ -16,17 +16,17 @@ class CriticKind(NamedTuple):
     target: Callable[..., th.Tensor]
     loss: Callable[..., th.Tensor]
     huber_losses: Callable[..., th.Tensor]  # the loss per transition, for prioritized replay
-    actor_objective: Callable[..., th.Tensor]  # the values whose mean the actor maximizes
+    actor_objective: Callable[..., th.Tensor]  # what the actor maximizes the mean of, for a batch and its own actions
 
 
 SCALAR = CriticKind(
     lambda values, rewards, dones, discounts, drop: losses.clipped_double_q_target(values, rewards, dones, discounts),
     losses.scalar_critic_loss, losses.scalar_huber_losses,
-    lambda critic, observations, actions: critic.q1_forward(observations, actions),
+    lambda critic, batch, actions: critic.q1_forward(batch.observations, actions),
 )  # fmt: skip
 QUANTILES = CriticKind(
     losses.quantile_target, losses.quantile_critic_loss, losses.quantile_huber_losses,
-    lambda critic, observations, actions: th.cat(critic(observations, actions), dim=1),
+    lambda critic, batch, actions: th.cat(critic(batch.observations, actions), dim=1),
 )  # fmt: skip
 
 

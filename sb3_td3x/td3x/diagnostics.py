@@ -8,6 +8,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 
+from sb3_td3x.common.random_state import generators_kept
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings, critic_target
 
@@ -28,7 +29,9 @@ def record(model: Any) -> None:
     if (batch := model._last_batch) is not None:  # nothing is drawn from the buffer, whose sampling may have a state
         model.policy.set_training_mode(False)
         noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps), device="cpu")
-        for name, value in measure(model.policy, batch, noise.to(batch.actions), model._update_settings()).items():
+        with generators_kept():  # a network may draw numbers
+            measured = measure(model.policy, batch, noise.to(batch.actions), model._update_settings())
+        for name, value in measured.items():
             model.logger.record(f"train/{name}", value)
 
 

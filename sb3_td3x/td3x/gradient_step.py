@@ -74,7 +74,7 @@ def critic_target(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tenso
 def actor_loss(policy: TD3Policy, batch: ReplayBufferSamples) -> th.Tensor:
     """The loss that the actor's optimizer minimizes: minus the value of its actions, by the first critic or all quantiles."""
     actions = policy.actor(batch.observations)
-    return losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch.observations, actions))
+    return losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch, actions))
 
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:
@@ -102,7 +102,6 @@ class PolicyTensors:
         pairs = [(policy.critic_target, policy.critic), (policy.actor_target, policy.actor)]
         self.targets = [([*target.parameters()], [*source.parameters()]) for target, source in pairs]
         self.with_buffers = [pair for pair in pairs if [*pair[0].buffers()]]
-        self.hidden_layers = precision.hidden_layers(policy)  # those whose products ``precision="bf16"`` rounds
         self._parameters = list(policy.parameters())
         self._holders = [part for module in self.modules for part in (module._parameters, module._buffers, module._modules)]
         self._identities = self._current_identities()
@@ -129,12 +128,12 @@ class GradientStep:
         self.tensors = PolicyTensors(policy)
         self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
-    def prepare(self, batch_size: int) -> None:
-        """To be called before a series of updates, most of this batch size. Between two series anything may be edited."""
+    def prepare(self) -> None:
+        """To be called before a series of updates. Between two series anything may be edited."""
         if not self.tensors.is_current():
             self.tensors = PolicyTensors(self.policy)
         precision.require_supported(self.products, self.policy.device)
-        self._rounded = self.tensors.hidden_layers if self.products == "bf16" else []
+        self._rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
 
     def __call__(
         self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings, with_actor: bool, number: int

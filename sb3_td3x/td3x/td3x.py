@@ -427,7 +427,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         There are no updates while a model loaded without its buffer refills it, or before hindsight replay has an episode.
 
         :param gradient_steps: number of updates
-        :param batch_size: transitions per update; batches of another size than the model's are never compiled
+        :param batch_size: transitions per update; each size is compiled by itself
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
@@ -444,7 +444,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, HerReplayBuffer):
             self.replay_buffer.env = self.env  # also before `learn` has begun
         updater, losses = self._get_updater(), []
-        updater.prepare(self.batch_size, self._updates_since_load)
+        updater.prepare(self._updates_since_load)
         try:
             for number in range(self._n_updates + 1, self._n_updates + gradient_steps + 1):
                 batch = transitions.sample(self.replay_buffer, batch_size, self._vec_normalize_env, f"update {number}")

@@ -1,7 +1,6 @@
 """
-The tables of docs/speed.md: of the Zen 4 from ``benchmarks/results/speed/``, of other processors from ``bench/``.
-
-What was measured with an earlier state of the package (``EARLIER``) is marked with a star.
+The tables of docs/speed.md: of the Zen 4 from ``benchmarks/results/speed/``, of other processors from ``bench/``. A star marks
+what was measured with an earlier state of the package.
 """
 
 import json
@@ -10,8 +9,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 BENCH = Path(__file__).parent / "results" / "bench"
-PROCESSORS = {"zen4": "AMD EPYC (Zen 4)", "zen5": "AMD EPYC (Zen 5)*", "intel": "Intel Xeon with AMX*"}
-EARLIER = ("zen5", "intel")
+PROCESSORS = {"zen4": "AMD EPYC (Zen 4)", "zen5": "AMD EPYC (Zen 5)", "intel": "Intel Xeon with AMX*"}
 BATCHES = (100, 128, 256)
 COMPILED, BF16, FLOOR, TQC = "TD3X compiled", "TD3X compiled, bf16", "matrix products alone", "sb3-contrib TQC"
 UPDATES = {
@@ -41,13 +39,13 @@ def rows(path: Path) -> dict[str, dict]:
 
 
 def update_rows(processor: str, batch: int) -> dict[str, dict]:
-    if processor in EARLIER:
-        return rows(BENCH / f"{processor}_batch-{batch}.json")
-    return rows(RESULTS / f"updates_batch-{batch}_quantiles-25_threads-1.json")
+    if processor == "zen4":
+        return rows(RESULTS / f"updates_batch-{batch}_quantiles-25_threads-1.json")
+    return rows(BENCH / f"{processor}_batch-{batch}.json")
 
 
 def learn_rows(processor: str, name: str) -> dict[str, dict]:
-    return rows(BENCH / f"{processor}_{name}.json" if processor in EARLIER else RESULTS / f"{name}.json")
+    return rows(RESULTS / f"{name}.json" if processor == "zen4" else BENCH / f"{processor}_{name}.json")
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

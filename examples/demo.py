@@ -19,7 +19,8 @@ PENDULUM = """--env Pendulum-v1 --eval-freq 1000 --eval-episodes 5 --set policy_
 def td3x(*arguments: str) -> None:
     """Run the command and show it."""
     print(f"\n$ td3x {' '.join(arguments)}", flush=True)
-    subprocess.run([sys.executable, "-m", "sb3_td3x", *arguments], check=True)
+    if subprocess.Popen([sys.executable, "-m", "sb3_td3x", *arguments]).wait():  # `run` would kill it at a Ctrl-C
+        sys.exit(1)
 
 
 parser = argparse.ArgumentParser(description=__doc__)

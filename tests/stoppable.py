@@ -1,5 +1,6 @@
 """Environments that do not end by themselves, for the tests of stops. Importing this module registers them."""
 
+import subprocess
 import time
 
 import gymnasium as gym
@@ -29,5 +30,18 @@ class Hanging(LineEnv):
         return super().step(action)
 
 
+class Simulating(LineEnv):
+    """Starts a program, and ends it when it is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.program = subprocess.Popen(["sleep", "1000"])
+
+    def close(self):
+        self.program.terminate()
+        self.program.wait()
+
+
 gym.register("Endless-v0", Endless)
 gym.register("Hanging-v0", Hanging)
+gym.register("Simulating-v0", Simulating)

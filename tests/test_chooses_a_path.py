@@ -76,9 +76,14 @@ class TestAuto:
         assert largest_difference(weights(whole), weights(resumed)) == 0
 
     @pytest.mark.parametrize("accelerate", ["auto", "compiled"])
-    def test_a_signal_that_ends_the_compiler_too_only_makes_it_begin_again(self, switch, monkeypatch, accelerate):
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_that_ends_the_compiler_too_only_makes_it_begin_again(
+        self, switch, monkeypatch, tmp_path, accelerate, number
+    ):
         """A terminal's Ctrl-C reaches the compiler as well; the run itself makes its step and stops."""
-        algorithm, ended = model(accelerate=accelerate).learn(10), [subprocess.CalledProcessError(-signal.SIGINT, "g++")]
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup began the tests
+        (unfinished := tmp_path / "program.so").touch()
+        ended = [subprocess.CalledProcessError(-number, ["g++", "program.cpp", "-o", str(unfinished)])]
 
         def compile_(program, inputs, options):
             if ended:
@@ -86,10 +91,19 @@ class TestAuto:
             return program
 
         monkeypatch.setattr("torch._inductor.compile", compile_)
+        algorithm = model(accelerate=accelerate).learn(10)
         algorithm.train(SWITCH + 1, 8)
         assert algorithm._updater.declined is None
         assert algorithm._updater.programs_made == 2
         assert len(switch) == 2
+        assert not unfinished.exists()  # Inductor would load it
+
+    def test_a_compiler_that_fails_after_a_signal_has_failed(self, switch, monkeypatch):
+        errors = [OSError("no space left"), subprocess.CalledProcessError(-signal.SIGINT, ["g++"])]
+        monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(errors.pop()))
+        algorithm = model().learn(10)
+        algorithm.train(SWITCH + 1, 8)
+        assert "no space left" in algorithm._updater.declined
 
     def test_ctrl_c_while_compiling_leaves_the_model_alone(self, switch, monkeypatch):
         algorithm = model().learn(10 + SWITCH)

@@ -141,6 +141,17 @@ class TestTrain:
         assert (run / "evaluations.npz").exists()
         assert (run / "best_model.zip").exists()
 
+    def test_whose_terminal_is_gone_without_a_signal_goes_on(self, tmp_path):
+        """As after ``td3x train ... & disown; exit``."""
+        ours, its = os.openpty()
+        arguments = ("train", "--env", "Pendulum-v1", "--steps", 600, "--out", tmp_path, *QUICK)
+        process = start(*arguments, stdout=its, stderr=its, start_new_session=True)
+        os.close(its)
+        wait_until((tmp_path / "td3x" / "Pendulum-v1_1" / "scores.csv").exists, process)
+        os.close(ours)
+        assert process.wait(timeout=120) == 0
+        assert (tmp_path / "td3x" / "Pendulum-v1_1" / "video").exists()
+
     def test_whose_output_nobody_reads_any_more_ends_it_with_a_checkpoint(self, tmp_path):
         """As ``| head -1`` does, or a connection that breaks."""
         arguments = ["--env", "Pendulum-v1", "--steps", 1_000_000, "--save-freq", 1_000_000, "--out", tmp_path, *QUICK]

@@ -1,5 +1,6 @@
 """A run that is asked to stop says so at once, ends after its step, and is resumed as if it had not been stopped."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common.signals import stop_signals, stopping_on_signal
+from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results.run_dir import RunDir
+from sb3_td3x.runs.environments import TRAINING, open_env
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.commands import FAST, start, wait_until
 from tests.resuming import OpenLineEnv, assert_same_run, seeded
@@ -154,6 +157,27 @@ def test_a_second_ctrl_c_aborts_while_a_worker_hangs_and_leaves_no_process(tmp_p
     assert process.wait(timeout=60) == 130
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert alive == []
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_program_that_an_environment_started_ends_with_it(n_envs):
+    with stopping_on_signal(lambda: None):
+        env = open_env("tests.stoppable:Simulating-v0", 0, TRAINING, {"n_envs": n_envs})
+        programs = [process for process in psutil.Process().children(recursive=True) if process.name() == "sleep"]
+        assert len(programs) == n_envs
+        close_env(env)
+    assert psutil.wait_procs(programs, timeout=10)[1] == []
+
+
+def test_a_process_that_an_environment_forked_ends_when_it_is_told_to_and_not_at_a_terminals_ctrl_c():
+    with stopping_on_signal(lambda: None):
+        (process := multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))).start()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(0.5)
+        assert process.is_alive()
+        process.terminate()
+        process.join(60)
+        assert process.exitcode == -signal.SIGTERM
 
 
 def test_nohup_lets_a_closed_terminal_be_ignored(monkeypatch):

@@ -4,10 +4,12 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from contextlib import ExitStack
 
+import psutil
 import pytest
 
 from sb3_td3x.common import lock
@@ -148,6 +150,22 @@ class TestDrivers:
                 made(runs, tmp_path / "out")
         assert code == 2
         assert f"is being written by process {os.getpid()}" in printed
+
+    def test_a_second_ctrl_c_aborts_while_a_run_hangs_and_leaves_no_process(self, tmp_path):
+        (run,) = study(tmp_path / "s.yml", envs=["tests.stoppable:Hanging-v0"], seeds=[0])
+        log = (tmp_path / "log").open("w")
+        command = ("study", tmp_path / "s.yml", "--jobs", 1, "--out", tmp_path)
+        process = start(*command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        printed = StudyFolder.at(tmp_path).printed(run)
+        wait_until(lambda: printed.exists() and "no way back" in printed.read_text(), process)
+        runs = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: "stopping; Ctrl-C again aborts" in (tmp_path / "log").read_text(), process)
+        time.sleep(1)
+        assert process.poll() is None, "it waits for the run"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 1
+        assert psutil.wait_procs(runs, timeout=10)[1] == []
 
     def test_ctrl_c_then_a_kill_then_the_same_study_on_ray_finishes(self, tmp_path, called_and_heard):
         runs = study(tmp_path / "s.yml")

@@ -1,6 +1,8 @@
 """The command's console: names and texts that it prints may come from untrusted files."""
 
+import errno
 import signal
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +20,16 @@ class PlainConsole(Console):
     def is_terminal(self) -> bool:
         """Rich takes a file for one too if colors are forced (``FORCE_COLOR``)."""
         return super().is_terminal and self.file.isatty()
+
+    def _check_buffer(self) -> None:
+        """Where a terminal has gone without a signal, as after ``disown``, a run goes on unseen."""
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            with suppress(SystemExit):
+                super().on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Where nobody reads any more, a run ends as when its terminal is closed: with a checkpoint."""

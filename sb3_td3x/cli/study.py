@@ -5,14 +5,14 @@ from collections import Counter
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
 from rich.table import Table
 
 from sb3_td3x.cli.console import PlainConsole
-from sb3_td3x.common.signals import stop_signals
+from sb3_td3x.common.signals import acknowledge, stop_signals
 from sb3_td3x.errors import escaped
 from sb3_td3x.results.scores import score_text
 
@@ -55,7 +55,7 @@ def command(
         count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
         console.print(f"{count}, done before: {sum(map(folder.is_finished, runs))} → {place}")
         for number in (signal.SIGINT, *stop_signals()):  # SIGINT too: a shell lets its background jobs ignore it
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _stop)
         live = Live(get_renderable=table.render, console=console, refresh_per_second=0.5) if console.is_interactive else None
         try:
             with live or nullcontext(), closing(runners.drive(runs, folder, study.train_td3x, runner)) as ended:
@@ -66,6 +66,11 @@ def command(
         except KeyboardInterrupt:
             console.print("stopped; runs under way save a checkpoint, or say in their output.log why not")
     _report(console, table, grid, summary)
+
+
+def _stop(number: int, frame: Any) -> None:
+    acknowledge()
+    raise KeyboardInterrupt
 
 
 def _report(console: PlainConsole, table: "RunsTable", grid: "list[StudyRun]", summary: Path) -> None:

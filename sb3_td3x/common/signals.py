@@ -17,6 +17,27 @@ def stop_signals() -> list[signal.Signals]:
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
+def acknowledge() -> None:
+    """Say that the run stops, and let the next Ctrl-C raise KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(OSError):
+        os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice
+
+
+def only_here(handle: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    """A handler for this process. Others that an environment forks end at these signals, but not at a terminal's Ctrl-C."""
+    here = os.getpid()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == here:
+            handle()
+        elif number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    return receive
+
+
 @contextmanager
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """
@@ -27,13 +48,12 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """
     is_child = multiprocessing.parent_process() is not None
 
-    def receive(number: int, frame: FrameType | None) -> None:
+    def stop_once() -> None:
         stop()
         if signal.getsignal(signal.SIGINT) is receive:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with suppress(OSError):
-                os.write(2, ACKNOWLEDGED)  # `print` could have been interrupted in its middle, and cannot be entered twice
+            acknowledge()
 
+    receive = only_here(stop_once)
     numbers = stop_signals() if is_child else [*stop_signals(), signal.SIGINT]
     with ExitStack() as restored:
         for number in numbers if threading.current_thread() is threading.main_thread() else ():

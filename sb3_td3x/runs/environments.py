@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.common.registration import require_registered
-from sb3_td3x.common.signals import stop_signals
+from sb3_td3x.common.signals import only_here, stop_signals
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
@@ -83,8 +83,9 @@ def open_env(
     def make_env(index: int) -> gym.Env:
         if n_envs > 1:  # in a process of its own
             # A terminal and a cluster send their signals to every process; the main process decides when to stop
-            for number in (signal.SIGINT, *stop_signals()):
-                signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in stop_signals():  # not ignored also by a simulator that it starts, and could not end then
+                signal.signal(number, only_here(lambda: None))
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})
         env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))

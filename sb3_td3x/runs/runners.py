@@ -69,10 +69,14 @@ def local(jobs: int) -> Runner:
                         hint = " (memory may have run out: fewer --jobs)" if code == -9 else ""
                         yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}{hint}"
         finally:
-            for _, process in running.values():
-                process.terminate()
-            for _, process in running.values():
-                process.join()
+            try:
+                for _, process in running.values():
+                    process.terminate()
+                for _, process in running.values():
+                    process.join()
+            finally:  # also at another Ctrl-C
+                for _, process in running.values():
+                    process.kill()
 
     return runner
 
@@ -113,7 +117,9 @@ def on_ray(address: str, threads: int = 1) -> Runner:
 
     def runner(train: Train, folder: StudyFolder, runs: Sequence[StudyRun]) -> Ended:
         cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
+        before = signal.getsignal(signal.SIGTERM)
         with ray.init(address, **cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
+            signal.signal(signal.SIGTERM, before)  # Ray's would end the study without its summary
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(attempt)
             pending = {task.remote(train, folder, run): run for run in runs}

@@ -9,6 +9,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import _has_any_global_hook
 
 from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
+from sb3_td3x.common.signals import stop_signals
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.critics import QUANTILES, SCALAR, kind_of
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
@@ -163,15 +166,17 @@ class Updater(GradientStep):
         if missing := [name for name, key in keys.items() if (name, key) not in self._programs]:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
                 self.prepare(self.updates_made)
-            try:
-                made = self._make(missing, batch, noise, settings)
-            except CannotAccelerate as error:
-                if _was_signaled(error):
-                    return self._programs_for(batch, noise, settings)
-                if self.accelerate != "auto":
-                    raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
-                self.decline(str(error))
-                return {}
+            made = None
+            while made is None:
+                try:
+                    made = self._make(missing, batch, noise, settings)
+                except CannotAccelerate as error:
+                    if _was_signaled(error):
+                        continue
+                    if self.accelerate != "auto":
+                        raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
+                    self.decline(str(error))
+                    return {}
             self._programs.update({(name, keys[name]): program for name, program in made.items()})
         return {name: self._programs[name, key] for name, key in keys.items()}
 
@@ -340,8 +345,12 @@ def _explained(problem: str) -> Iterator[None]:
 
 def _was_signaled(error: BaseException | None) -> bool:
     """Whether the compiler was ended by a signal to all processes of a terminal or job, of which this one makes a stop."""
-    while error is not None and getattr(error, "returncode", 0) not in (-signal.SIGINT, -signal.SIGTERM):
+    numbers = (signal.SIGINT, *stop_signals())
+    while error is not None and -getattr(error, "returncode", 0) not in numbers:
         error = error.__cause__ or error.__context__
+    for option, output in pairwise(getattr(error, "cmd", ())):
+        if option == "-o":
+            Path(output).unlink(missing_ok=True)  # what it has begun, which Inductor would take for whole
     return error is not None
 
 

@@ -30,7 +30,7 @@ def register() -> None:
     ALGOS[ALGORITHM] = TD3X
     hyperparams_opt.HYPERPARAMS_SAMPLER[ALGORITHM] = sample
     hyperparams_opt.HYPERPARAMS_CONVERTER[ALGORITHM] = convert
-    # rl-zoo3 evaluates the text of `replay_buffer_class` in this module, which imports HerReplayBuffer only
+    # rl-zoo3 evaluates the text of `replay_buffer_class` in `exp_manager`, which imports HerReplayBuffer only
     for name in presets.CLASSES["replay_buffer_class"][1]:
         setattr(exp_manager, name, presets.known_class("replay_buffer_class", name))
     # SB3's has the same values up to rounding, and models with it load without trust

@@ -142,7 +142,7 @@ def resume_run(
     :param kwargs: as for ``TD3X.load``: attributes to change, ``custom_objects``, and ``device``, of which ``"auto"`` is the
         CPU for a run that was there
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
-    :raises ValueError: for a ``seed``
+    :raises UntrustedModelError: without ``trust``, if the model needs it; a ``ValueError`` for a ``seed``
     """
     if kwargs.get("seed") is not None:
         raise ValueError("a resumed run continues with the saved states of its random generators: it takes no seed")
@@ -164,7 +164,7 @@ def resume_run(
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
             model._matrix_kernels = machine["matrix kernels"]
-        # For code that looks at it before `learn`
+        # `VecNormalize`'s, for code that uses it before `learn`
         env_state.set_vec(model.env, state["env"], of_episodes=False)  # type: ignore[arg-type]
     with as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)

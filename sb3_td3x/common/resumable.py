@@ -214,7 +214,7 @@ class Resumable(OffPolicyAlgorithm):
         return callback
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
-        """SB3's, without an environment's own ``info["episode"]``, and without one of an earlier step in its only dict."""
+        """SB3's, without an ``info["episode"]`` of another kind or left from an earlier step in a dict that is used again."""
 
         def is_new(episode: Any, done: bool) -> bool:
             is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()

@@ -79,7 +79,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     try:
         api = huggingface_hub.HfApi()
         address = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
-        if not (is_public := private and not api.repo_info(repo_id).private):  # an existing one keeps its visibility
+        if not (is_exposed := private and not api.repo_info(repo_id).private):  # an existing one keeps its visibility
             api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message="Upload a TD3X agent",
                 delete_patterns=[f"{ALGORITHM}-*.zip", STATISTICS, VIDEO],  # of another run that was pushed before
@@ -87,7 +87,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
     except Exception as error:  # those of huggingface_hub, its HTTP library and the system have no common class
         needs = "a missing connection or token is a usual reason: hf auth login, or the variable HF_TOKEN"
         raise ValueError(f"{repo_id} cannot be uploaded: {error} ({needs})") from error
-    if is_public:
+    if is_exposed:
         raise ValueError(f"{repo_id} is public and nothing was uploaded: make it private there, or give another name")
     return str(address)
 

@@ -84,7 +84,7 @@ def open_env(
         if n_envs > 1:  # in a process of its own
             # A terminal and a cluster send their signals to every process; the main process decides when to stop
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            for number in stop_signals():  # not ignored also by a simulator that it starts, and could not end then
+            for number in stop_signals():  # not SIG_IGN, which a simulator that it starts would inherit and not end
                 signal.signal(number, only_here(lambda: None))
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})

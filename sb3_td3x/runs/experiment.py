@@ -221,7 +221,7 @@ def train(
     run: Run, callbacks: Sequence[BaseCallback] = (), on_evaluation: Callable[[EvalCallback], None] = lambda _: None
 ) -> bool:
     """
-    Train to the end, or to the first Ctrl-C or SIGTERM. The last model is saved then, and if possible after an error.
+    Train to the end, or to the first signal to stop. The last model is saved then, and if possible after an error.
 
     :param run: from ``prepare`` or ``resume``; its environments are closed
     :param callbacks: called at every step, after the evaluation

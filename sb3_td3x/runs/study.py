@@ -233,7 +233,7 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
             if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
                 raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
         return
-    by_values = {"preset": "", "overrides": "", "steps": ""}  # as what they made of a file that may have been edited since
+    by_values = {"preset": "", "overrides": "", "steps": ""}  # what they made counts: a file may have been edited since
     try:
         begun = {**vars(Experiment.of_arguments(place)), **by_values, **place.config()}
     except ValueError:

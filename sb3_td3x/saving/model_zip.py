@@ -237,7 +237,7 @@ def _check_changes(cls: type, changes: dict[str, Any], saved: dict[str, Any]) ->
 def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The saved attributes, read through the allow-list where ``custom_objects`` does not replace them."""
     attributes: dict[str, Any] = {}
-    # ``env`` is among them: SB3 would import the module that a string there names
+    # Excluded is ``env`` too: SB3 would import the module that a string there names
     stub: Any = object.__new__(cls)
     vars(stub).update(file.attributes)  # a subclass may ask for its own
     excluded: list[str] = stub._excluded_save_params()

@@ -39,7 +39,7 @@ _OPTIONS: dict[str, Any] = {
     "compile_threads": 1,  # no pool of processes
     "cpp.vec_isa_ok": True,  # the processor says what it has; six test programs would take longer than the update's
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
-    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.enable_line_tables": False,  # debug information, not only for AOT
 }
 _MAKING = threading.Lock()  # torch records one program at a time
 # Modules whose forward pass uses no numbers that an edit could change
@@ -66,7 +66,7 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
 
 
 def _why_plain(policy: TD3Policy) -> str:
-    """Why no policy's updates can be compiled here; empty if nothing is known against it."""
+    """Why this policy's updates cannot be compiled here; empty if nothing is known against it."""
     if policy.device.type != "cpu":
         return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
     if kind_of(policy.critic) not in (SCALAR, QUANTILES):

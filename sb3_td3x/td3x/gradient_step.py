@@ -194,7 +194,7 @@ class GradientStep:
     def _update_targets(self, tau: float) -> None:
         for targets, sources in self.tensors.targets:
             losses.polyak_update(targets, sources, tau)
-        # Such as batch norm's statistics, which are averages already: they are copied, also with tau 0 (SB3 issue #996)
+        # Buffers such as batch norm's statistics are averages already: they are copied, also with tau 0 (SB3 issue #996)
         for target, source in self.tensors.with_buffers:
             th._foreach_copy_([*target.buffers()], [*source.buffers()])
 
@@ -283,7 +283,7 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
                 state["step"] = th.zeros((), dtype=th.float32, device=parameter.device)
                 state.update({name: th.zeros_like(parameter) for name in names})
             elif state["step"].device != parameter.device or state["step"].dtype != th.float32:
-                # As torch's other steps keep it
+                # Other steps have it on the CPU
                 state["step"] = state["step"].to(parameter.device, th.float32)
         moments = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]

@@ -163,7 +163,7 @@ class TD3XPolicy(sb3.TD3Policy):
     def set_training_mode(self, mode: bool) -> None:
         """
         Switch actor and critics to training or evaluation mode, unless they do not depend on it: SB3 visits every module
-        twice per environment step. The target networks stay in evaluation mode.
+        three times per environment step. The target networks stay in evaluation mode.
         """
         if self.has_modes or (self.training and not mode):
             super().set_training_mode(mode)

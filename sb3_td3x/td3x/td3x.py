@@ -44,7 +44,7 @@ NOT_SAVED = (
     *OF_LOAD, "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
     "_last_batch", "_pace", "_statistics",
 )  # fmt: skip
-"""Attributes that are created again when they are needed."""
+"""Attributes of the process, which saved models lack."""
 
 
 def _in_policy(name: str) -> Any:
@@ -75,7 +75,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param batch_size: transitions per update
     :param tau: step size of the target networks towards their networks, in [0, 1], at every actor update
     :param gamma: discount factor, in [0, 1]
-    :param train_freq: train after this many steps of each environment, or ``(n, "step")``; ``(n, "episode")`` is for one
+    :param train_freq: train after n steps of each environment, or ``(n, "step")``; ``(n, "episode")`` is for one environment
     :param gradient_steps: updates each time; -1 means as many as the environment steps of the rollout
     :param action_noise: exploration noise. A float is the standard deviation of Gaussian noise in the action space scaled to
         [-1, 1]; an SB3 ``ActionNoise`` is used as it is, by several environments as a copy each; ``None`` is no noise
@@ -110,7 +110,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         https://arxiv.org/abs/2007.06049), from a ``sb3_td3x.common.buffers.PrioritizedReplayBuffer``: no Dict observations, no
         n-step returns. Scalar critics then have the Huber loss
     :raises ValueError: for a value outside its range, or an environment that needs another policy or a wrapper
-    :raises AssertionError: SB3's own, for a discrete or unbounded action space
+    :raises AssertionError: SB3's own, or its ``NotImplementedError``, for spaces and buffers that it does not support
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -210,8 +210,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             ``env_wrapper``, ``normalize``), or an environment or ``VecEnv``, which is used as it is. The name, or the ``spec``
             of the environment, chooses the preset's entry
         :param preset: the name of a preset, or the path of a YAML file of entries by environment
-        :param changes: keyword arguments of ``TD3X``, and the preset's keys ``policy``, ``n_envs``, ``env_wrapper`` and
-            ``normalize``, which replace the values of the preset
+        :param changes: keyword arguments of ``TD3X``, or the preset's keys but ``n_timesteps``, which replace its values
         :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
             normalization that the preset asks for
         """
@@ -374,8 +373,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode. A schedule still ends with
             each call: one that falls to 0 starts lower every time
         :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
-        :raises ValueError: for a setting edited to an invalid value, or a wrapper around ``VecNormalize`` that changes
-            observations after they are stored
+        :raises ValueError: for an invalid setting, no environment, or a wrapper around ``VecNormalize`` that changes
+            observations, because those before the change are stored
         :raises NonFiniteError: for a NaN or infinity from the environment or in an update; no step is made with it
         :raises EnvironmentDiedError: if the process of an environment has ended
         """
@@ -400,7 +399,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self.env is None or (normalization is not None and normalization.venv is None):  # copied without what it wraps
             raise ValueError("the model has no environment to learn in: give it one with set_env")
         transitions.require_stored_as_seen(self.env)
-        if (reset_num_timesteps and self._on_resume is None) or self.num_timesteps == 0:  # else SB3's part refuses it
+        if (reset_num_timesteps and self._on_resume is None) or self.num_timesteps == 0:  # resumed: `Resumable` refuses it
             request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
         if isinstance(self.replay_buffer, HerReplayBuffer):
@@ -597,10 +596,9 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         Load networks and optimizers from a saved model or from ``get_parameters``; if one does not fit, none is changed.
 
         :param load_path_or_dict: a saved model, or state dicts by name
-        :param exact_match: refuse if a network, an optimizer or one of their tensors is missing
+        :param exact_match: refuse if a network, an optimizer or a tensor of a network is missing
         :param device: not used: tensors are copied to where the networks are
-        :raises ModelFileError: for tensors of other names, shapes or types, or a damaged file
-        :raises ValueError: for a name that the model does not have, or one that is missing
+        :raises ModelFileError: for names that are missing or unknown, tensors of other shapes or types, or a damaged file
         """
         model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match, device)
 

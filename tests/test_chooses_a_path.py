@@ -81,7 +81,9 @@ class TestAuto:
         self, switch, monkeypatch, tmp_path, accelerate, number
     ):
         """A terminal's Ctrl-C reaches the compiler as well; the run itself makes its step and stops."""
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup began the tests
+        monkeypatch.setattr(
+            compiled, "stop_signals", lambda: [signal.SIGTERM, signal.SIGHUP]
+        )  # also where nohup began the tests
         (unfinished := tmp_path / "program.so").touch()
         ended = [subprocess.CalledProcessError(-number, ["g++", "program.cpp", "-o", str(unfinished)])]
 

@@ -152,15 +152,16 @@ class TestDrivers:
         assert f"is being written by process {os.getpid()}" in printed
 
     def test_a_second_ctrl_c_aborts_while_a_run_hangs_and_leaves_no_process(self, tmp_path):
-        (run,) = study(tmp_path / "s.yml", envs=["tests.stoppable:Hanging-v0"], seeds=[0])
+        study(tmp_path / "s.yml", envs=["tests.stoppable:Hanging-v0"], seeds=[0], n_envs=2)
         log = (tmp_path / "log").open("w")
         command = ("study", tmp_path / "s.yml", "--jobs", 1, "--out", tmp_path)
         process = start(*command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        printed = StudyFolder.at(tmp_path).printed(run)
-        wait_until(lambda: printed.exists() and "no way back" in printed.read_text(), process)
+        printed = tmp_path / "log"  # of the environments too
+        wait_until(lambda: printed.read_text().count("no way back") == 2, process)
         runs = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: "stopping; Ctrl-C again aborts" in (tmp_path / "log").read_text(), process)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping; Ctrl-C again aborts" in printed.read_text(), process)
+        process.send_signal(signal.SIGTERM)  # a closed terminal may send two
         time.sleep(1)
         assert process.poll() is None, "it waits for the run"
         process.send_signal(signal.SIGINT)
@@ -181,7 +182,7 @@ class TestDrivers:
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert "stopped; runs under way save a checkpoint" in printed
+        assert "stopped; each run resumes from its last checkpoint" in printed
         assert not any((StudyFolder.at(out).run(run) / "lock").exists() for run in runs)
 
         process = started_until(400)

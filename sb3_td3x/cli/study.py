@@ -64,11 +64,13 @@ def command(
                     if live is None:
                         console.print(table.line(run))
         except KeyboardInterrupt:
-            console.print("stopped; runs under way save a checkpoint, or say in their output.log why not")
+            console.print("stopped; each run resumes from its last checkpoint")
     _report(console, table, grid, summary)
 
 
 def _stop(number: int, frame: Any) -> None:
+    for other in stop_signals():  # a closed terminal sends two, and only Ctrl-C aborts
+        signal.signal(other, signal.SIG_IGN)
     acknowledge()
     raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +54,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         partial.touch()  # a library that is to write it may hide why it cannot
         yield partial
-        if path.exists():
-            shutil.copymode(path, partial)  # others may have been allowed to read it
         flush(partial)
+        with suppress(OSError):  # there is none yet, or its disk has no modes
+            shutil.copymode(path, partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -25,13 +25,15 @@ def acknowledge() -> None:
 
 
 def only_here(handle: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """A handler for this process. Others that an environment forks end at these signals, but not at a terminal's Ctrl-C."""
+    """A handler for this process. Others that an environment forks end at them, but not at a terminal's first Ctrl-C."""
     here = os.getpid()
 
     def receive(number: int, frame: FrameType | None) -> None:
         if os.getpid() == here:
             handle()
-        elif number != signal.SIGINT:
+        elif number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)  # another one aborts
+        else:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

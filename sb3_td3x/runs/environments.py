@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -86,6 +87,9 @@ def open_env(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for number in stop_signals():  # not SIG_IGN, which a simulator that it starts would inherit and not end
                 signal.signal(number, only_here(lambda: None))
+                if hasattr(signal, "siginterrupt"):
+                    signal.siginterrupt(number, False)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})
         env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
@@ -105,6 +109,13 @@ def open_env(
         advice = "its own error is above; if there is none, memory may have run out, and a smaller --n-envs helps"
         raise ValueError(f"one of the {n_envs} processes of {env_id} ended while it started: {advice}") from error
     return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
+
+
+def _end_with_parent() -> None:
+    """A process whose environment hangs does not notice that nobody waits for it any more."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _kill_workers() -> None:

@@ -119,7 +119,8 @@ def on_ray(address: str, threads: int = 1) -> Runner:
         cores: dict[str, Any] = {"num_cpus": max(jobs_here(1), threads)} if address == "local" else {}
         before = signal.getsignal(signal.SIGTERM)
         with ray.init(address, **cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR):
-            signal.signal(signal.SIGTERM, before)  # Ray's would end the study without its summary
+            if callable(before) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray's would end the study without its summary
             options: dict[str, Any] = {"num_cpus": threads, "max_retries": RETRIES, "retry_exceptions": [EnvironmentDiedError]}
             task: Any = ray.remote(**options)(attempt)
             pending = {task.remote(train, folder, run): run for run in runs}

@@ -171,7 +171,7 @@ class Updater(GradientStep):
                 try:
                     made = self._make(missing, batch, noise, settings)
                 except CannotAccelerate as error:
-                    if _was_signaled(error):
+                    if str(error).startswith("compiling") and _was_signaled(error):
                         continue
                     if self.accelerate != "auto":
                         raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error

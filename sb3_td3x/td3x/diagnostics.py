@@ -1,4 +1,4 @@
-"""The numbers that TD3 is debugged with, once per log output. They change no generator and no network, so no training."""
+"""The numbers that TD3 is debugged with, once per log output. They change no network and no generator (of the CPU)."""
 
 import time
 import warnings

@@ -25,12 +25,10 @@ SWITCH = 25
 
 
 @pytest.fixture
-def switch(monkeypatch):
+def switch(monkeypatch, recorded):
     """``"auto"`` switches after a few updates; a program is its recording, and ``made`` lists after how many updates."""
     made = []
     monkeypatch.setattr(compiled, "SWITCH_AFTER", SWITCH)
-    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
-    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
     make = Updater._make
     monkeypatch.setattr(Updater, "_make", lambda updater, *args: made.append(updater.updates_made) or make(updater, *args))
     return made

@@ -265,11 +265,6 @@ class TestErrors:
         [
             (spaces.Dict(a=spaces.Dict(b=SIDE)), "gamma=0.9", "Nested observation spaces are not supported"),
             (spaces.Tuple([SIDE, SIDE]), "gamma=0.9", "observation space is not supported"),
-            (
-                spaces.Dict(a=SIDE),
-                "normalize.norm_obs_keys=[b]",
-                "norm_obs_keys names 'b', which the observations do not have",
-            ),
         ],
     )
     def test_observations_that_cannot_be_used_are_an_error_of_one_line(

@@ -134,17 +134,10 @@ class TestReading:
         assert printed.startswith("error: ")
         assert str(tmp_path / "file") in printed
 
-    @pytest.mark.parametrize(
-        ("command", "name", "said"),
-        [
-            ("enjoy --video", "walk.avi", "video is written as .mp4"),
-        ],
-    )
-    def test_another_format_is_refused(self, command, name, said, walker_run, tmp_path, called):
-        command, option = command.split()
-        code, printed = called(command, walker_run[0], option, tmp_path / name)
-        assert (code, printed) == (2, f"error: a {said}, not as {name}\n")
-        assert not (tmp_path / name).exists()
+    def test_another_format_is_refused(self, walker_run, tmp_path, called):
+        code, printed = called("enjoy", walker_run[0], "--video", tmp_path / "walk.avi")
+        assert (code, printed) == (2, "error: a video is written as .mp4, not as walk.avi\n")
+        assert not (tmp_path / "walk.avi").exists()
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said, registered):

@@ -4,9 +4,9 @@ import pytest
 from stable_baselines3 import TD3
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_td3x import TD3X, UntrustedModelError
+from sb3_td3x import TD3X
 from tests.test_every_setting_has_an_effect import run
-from tests.tools import LineEnv, largest_difference, model, weights, without_output
+from tests.tools import LineEnv, model, without_output
 
 
 def rates(algorithm):
@@ -21,12 +21,6 @@ def test_each_network_has_its_rate_and_both_are_logged(path):
     assert (logged["train/learning_rate"], logged["train/qf_learning_rate"]) == (1e-3, 3e-3)
 
 
-def test_the_same_rate_for_both_is_one_rate_bit_for_bit(path):
-    one = model(accelerate=path, batch_size=8, learning_rate=2e-3).learn(30)
-    both = model(accelerate=path, batch_size=8, learning_rate=2e-3, qf_learning_rate=2e-3).learn(30)
-    assert largest_difference(weights(one), weights(both)) == 0
-
-
 def test_it_may_be_a_schedule():
     algorithm = without_output(model(qf_learning_rate=LinearSchedule(4e-3, 0.0, 1.0), learning_rate=1e-3))
     algorithm._current_progress_remaining = 0.25
@@ -39,10 +33,3 @@ def test_it_is_saved_and_can_be_changed_at_load(tmp_path):
     assert TD3X.load(tmp_path / "model").qf_learning_rate(0.5) == 2e-3
     assert TD3X.load(tmp_path / "model", qf_learning_rate=None).qf_learning_rate is None
     assert TD3.load(tmp_path / "model").predict(LineEnv().reset(seed=0)[0])  # SB3 reads the file all the same
-
-
-def test_a_function_needs_trust_as_the_other_rate_does(tmp_path):
-    model(qf_learning_rate=lambda progress: progress * 1e-3).save(tmp_path / "model")
-    with pytest.raises(UntrustedModelError, match="qf_learning_rate"):
-        TD3X.load(tmp_path / "model")
-    assert TD3X.load(tmp_path / "model", custom_objects={"qf_learning_rate": 1e-3}).qf_learning_rate == 1e-3

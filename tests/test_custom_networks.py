@@ -59,16 +59,6 @@ class Lazy(Extractor):
         return self.layer(observations + self.positions)
 
 
-class Averaging(Extractor):
-    """Keeps a running value where torch does not see it."""
-
-    mean = 0.0
-
-    def forward(self, observations):
-        self.mean = 0.9 * self.mean + 0.1 * observations.mean().detach()
-        return self.layer(observations - self.mean)
-
-
 class Counting(Extractor):
     calls = 0
 
@@ -182,13 +172,6 @@ def with_extractor(extractor):
     return {"policy_kwargs": {"net_arch": [16, 12], "features_extractor_class": extractor}}
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Programs run operation by operation: what is recorded is what counts here."""
-    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
-    monkeypatch.setattr(compiled, "has_compiler", lambda: True)
-
-
 def assert_plain_takes_over(extractor, capsys):
     algorithm = model(verbose=1, **with_extractor(extractor))
     algorithm.learn(0)
@@ -207,7 +190,6 @@ class TestWhatAProgramWouldNotRepeat:
         ("extractor", "reason"),
         [
             (Lazy, "Lazy.positions is set in every call: register_buffer"),
-            (Averaging, "Averaging.mean is set in every call"),
             (Counting, "Counting.calls is set in every call"),
             (Registering, "a layer changes what its buffer or parameter 'late' is"),
             (Drawing, "random numbers from numpy or python"),
@@ -325,6 +307,7 @@ def test_whole_numbers_as_rewards_are_learned_alike_on_every_path(n_quantiles):
     assert_equal(*both, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("recorded")
 def test_a_batch_that_holds_one_tensor_twice_is_not_taken_for_what_all_hold():
     first, *others = map(random_batch, range(4))
     both = pair()
@@ -363,6 +346,7 @@ def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimize
         )
 
 
+@pytest.mark.usefixtures("recorded")
 def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
     models = pair(**BY_MULTIPLYING)
     for algorithm in models:
@@ -593,6 +577,7 @@ def test_batches_larger_than_asked_for_are_compiled():
     assert programs(ready("compiled", replay_buffer_class=Twice).learn(20)) == 2
 
 
+@pytest.mark.usefixtures("recorded")
 def test_an_edited_forward_of_a_class_takes_effect_on_every_path(monkeypatch):
     class Edited(Extractor):
         def forward(self, observations):

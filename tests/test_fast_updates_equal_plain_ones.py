@@ -124,6 +124,7 @@ def test_a_model_saved_on_one_path_trains_on_on_the_other(tmp_path, first):
     assert_equal(stays, moves, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("recorded")
 def test_freezing_a_layer_during_training_takes_effect():
     plain, compiled = pair(policy_delay=1)
     for algorithm in (plain, compiled):
@@ -175,6 +176,7 @@ def layer_twice(algorithm, batches):
         network.mu.append(network.mu[-1])
 
 
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     "change", [restore, load_optimizer, new_optimizer, other_activation, other_order, other_forward, other_critic, layer_twice]
 )
@@ -187,6 +189,7 @@ def test_what_is_exchanged_between_two_series_takes_effect(change):
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("recorded")
 def test_programs_know_autocast_and_hooks_of_all_modules():
     algorithm = ready("compiled", policy_delay=1)
     train_on(algorithm, range(2))
@@ -292,8 +295,8 @@ def test_equal_for_n_step_returns():
     assert_equal(plain, compiled)
 
 
-def test_numbers_are_not_rounded_to_the_actions_type(monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs, options: program)
+@pytest.mark.usefixtures("recorded")
+def test_numbers_are_not_rounded_to_the_actions_type():
     env = LineEnv(action_space=spaces.Box(-1, 1, (1,), np.float16))
     both = pair(env=env, gamma=0.5001)  # 0.5 in float16
     for algorithm in both:

@@ -91,6 +91,7 @@ class OwnPolicy(TD3XPolicy):
 
 UNTRUSTED = {
     "learning_rate": ({"learning_rate": lambda progress: 1e-3 * progress}, "a function or class saved with its code", 1e-3),
+    "qf_learning_rate": ({"qf_learning_rate": lambda progress: 1e-3}, "a function or class saved with its code", 1e-3),
     "action_noise": ({"action_noise": OwnNoise(np.zeros(1), np.ones(1))}, "OwnNoise", None),
     "policy_class": ({"policy": OwnPolicy}, "OwnPolicy", OwnPolicy),
     "policy_kwargs": (

@@ -24,7 +24,7 @@ REFUSED = {
         for key in ("a.b", "", "keys", 'a"', "a\\", "a\rb", "a\nb")
     },
     "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
-    **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type", "a.b", "")},
+    **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type",)},
 }
 
 

@@ -10,7 +10,6 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy
-from sb3_td3x.td3x import losses
 from tests.tools import OBSERVATIONS, SMALL, LineEnv, largest_difference, model, train_on, weights, without_output
 
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
@@ -19,26 +18,6 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def ready(**kwargs):
     return without_output(model(batch_size=8, **{**QUANTILES, **kwargs}))
-
-
-def random_case(seed, critics=2, n=5, m=6):
-    random = np.random.default_rng(seed)
-    quantiles = [random.normal(scale=2, size=(4, n)) for _ in range(critics)]
-    return quantiles, random.normal(scale=2, size=(4, m))
-
-
-class TestLosses:
-    @pytest.mark.parametrize(("critics", "n", "m"), [(1, 2, 1), (2, 25, 46), (3, 7, 5)])
-    def test_loss_is_that_of_sb3_contribs_tqc(self, critics, n, m):
-        theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
-        quantiles, target = tensors(*random_case(1, critics, n, m))
-        expected = theirs(th.stack(quantiles, 1), target[:, None], sum_over_quantiles=False)
-        # its midpoints are float32
-        assert losses.quantile_critic_loss(quantiles, target).item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-def tensors(*parts):
-    return [[th.tensor(value) for value in part] if isinstance(part, list) else th.tensor(part) for part in parts]
 
 
 class TestOneQuantile:

@@ -29,27 +29,6 @@ def test_only_a_termination_stops_the_bootstrap(terminates, stored):
     th.testing.assert_close(target.flatten(), expected)
 
 
-@pytest.mark.parametrize("terminates", [True, False])
-def test_n_step_returns_by_hand_stop_at_the_end_of_the_episode(terminates):
-    gamma = 0.5
-    algorithm = collected(terminates, n_steps=3, gamma=gamma)
-    buffer = algorithm.replay_buffer
-    rewards = buffer.rewards[:LENGTH, 0]
-    batch = batch_of(buffer, range(LENGTH))
-    expected = [
-        rewards[0] + gamma * rewards[1] + gamma**2 * rewards[2],
-        rewards[1] + gamma * rewards[2] + gamma**2 * rewards[3],
-        rewards[2] + gamma * rewards[3],
-        rewards[3],
-    ]
-    np.testing.assert_allclose(batch.rewards.flatten().numpy(), expected, rtol=1e-6)
-    assert batch.dones.flatten().tolist() == [0.0, *([1.0] * 3 if terminates else [0.0] * 3)]
-    discounts = batch.discounts.flatten().tolist()
-    assert discounts[0] == pytest.approx(gamma**3)
-    if not terminates:
-        assert discounts == pytest.approx([gamma**3, gamma**3, gamma**2, gamma])
-
-
 def test_the_target_discounts_an_n_step_return_by_the_steps_that_it_sums():
     algorithm = collected(terminates=False, n_steps=3, gamma=0.5)
     batch, policy = batch_of(algorithm.replay_buffer, range(LENGTH)), algorithm.policy

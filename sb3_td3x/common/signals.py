@@ -17,6 +17,17 @@ def stop_signals() -> list[signal.Signals]:
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
+def end_with_parent(end: Callable[[], None]) -> None:
+    """Call ``end`` when the process that has started this one has ended, which nobody else may notice."""
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            end()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def acknowledge() -> None:
     """Say that the run stops, and let the next Ctrl-C raise KeyboardInterrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -245,10 +245,7 @@ def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float
         arguments["norm_reward"] = False  # evaluations report the environment's own rewards
     # Otherwise SB3 transposes images outside of VecNormalize, and stores them as they were before (its issue #819)
     env = BaseAlgorithm._wrap_env(env, monitor_wrapper=False)
-    try:
-        return VecNormalize(env, training=training, **arguments)
-    except KeyError as error:
-        raise ValueError(f"normalize.norm_obs_keys names {error}, which the observations do not have") from error
+    return VecNormalize(env, training=training, **arguments)
 
 
 def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":

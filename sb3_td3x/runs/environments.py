@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from sb3_td3x import presets
 from sb3_td3x.checkpoint.env_state import ResumableEnv
 from sb3_td3x.common.registration import require_registered
-from sb3_td3x.common.signals import only_here, stop_signals
+from sb3_td3x.common.signals import end_with_parent, only_here, stop_signals
 
 TRAINING, EVALUATION, AFTERWARDS = 0, 1, 2
 """Streams of seeds: evaluations never repeat a training episode, nor does the evaluation of a finished run repeat those that
@@ -89,7 +88,7 @@ def open_env(
                 signal.signal(number, only_here(lambda: None))
                 if hasattr(signal, "siginterrupt"):
                     signal.siginterrupt(number, False)
-            threading.Thread(target=_end_with_parent, daemon=True).start()
+            end_with_parent(lambda: os._exit(1))  # the environment may hang
         require_registered(env_id)  # also in a process of its own
         env = _make(env_id, render_mode, env_kwargs or {})
         env = presets.wrap(EpisodeSeeds(env, seed, stream, index), entry.get("env_wrapper"))
@@ -109,13 +108,6 @@ def open_env(
         advice = "its own error is above; if there is none, memory may have run out, and a smaller --n-envs helps"
         raise ValueError(f"one of the {n_envs} processes of {env_id} ended while it started: {advice}") from error
     return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
-
-
-def _end_with_parent() -> None:
-    """A process whose environment hangs does not notice that nobody waits for it any more."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _kill_workers() -> None:

@@ -13,6 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from sb3_td3x.common.lock import RunLock
+from sb3_td3x.common.signals import end_with_parent
 from sb3_td3x.errors import EnvironmentDiedError
 from sb3_td3x.runs.study import StudyFolder, StudyRun, Train, attempt
 
@@ -83,7 +84,7 @@ def local(jobs: int) -> Runner:
 
 def _in_process(train: Train, folder: StudyFolder, run: StudyRun) -> None:
     """What a local run's process does. It ends at once then, whatever threads and processes the run has left."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # with a checkpoint, when the study itself is killed
     code = ENDED
     try:
         attempt(train, folder, run)
@@ -95,13 +96,6 @@ def _in_process(train: Train, folder: StudyFolder, run: StudyRun) -> None:
         process.kill()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
-
-
-def _end_with_parent() -> None:
-    """Stop as at SIGTERM, with a checkpoint, when the study itself is killed."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def on_ray(address: str, threads: int = 1) -> Runner:

@@ -103,6 +103,7 @@ class TestExactly:
 
         checkpoint, best = TD3XCheckpointCallback(40, tmp_path / "checkpoint"), {"best_model_save_path": tmp_path}
         model(seeded()).learn(40, [evaluation(log_path=tmp_path, **best), checkpoint])
+        (tmp_path / "best_model.zip").write_bytes(b"")
         resume_run(tmp_path / "checkpoint", seeded()).learn(41, evaluation(**best), resume=True)
         assert TD3X.load(tmp_path / "best_model").num_timesteps in (20, 40)
 

@@ -238,9 +238,6 @@ class TestTheCommand:
         code, printed = push("me/public")
         assert (code, printed.out.strip()) == (0, "https://hub.example/me/public")
         assert not huggingface_hub.HfApi().repo_info("me/public").private
-        (statistics := remote / "me/public" / "vec_normalize.pkl").write_bytes(b"of an earlier run that normalized")
-        assert push("me/public")[0] == 0
-        assert statistics.exists() == (run.model_normalization() is not None)
         (remote / "me/public" / "README.md").unlink()
         code, printed = push("me/public", "--private")
         assert code == 2
@@ -359,8 +356,12 @@ def test_the_command_evaluates_as_many_episodes_as_asked(run, tmp_path, called_a
     assert (results["n_eval_episodes"], results["seed"]) == (1, 5)
 
 
-def test_a_model_of_another_environment_does_not_stay(run, remote, called_and_heard):
+def test_what_another_run_has_pushed_and_this_one_lacks_does_not_stay(remote, tmp_path, called_and_heard):
+    run = saved_run(tmp_path / "logs", "Pendulum-v1", model(env="Pendulum-v1"))
     (remote / REPO).mkdir(parents=True)
-    (old := remote / REPO / "td3x-Old-v0.zip").touch()
+    for name in ("td3x-Old-v0.zip", "vec_normalize.pkl", "replay.mp4"):
+        (remote / REPO / name).touch()
     assert called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)[0] == 0
-    assert not old.exists()
+    pushed = {path.name for path in (remote / REPO).iterdir()}
+    assert "td3x-Pendulum-v1.zip" in pushed
+    assert not pushed & {"td3x-Old-v0.zip", "vec_normalize.pkl", "replay.mp4"}

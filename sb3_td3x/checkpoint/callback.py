@@ -65,8 +65,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
     def save_and_stop(self) -> None:
         """
         Save before the next rollout and end ``learn`` there; with ``train_freq`` in episodes before the next step, after which
-        the run cannot be resumed exactly. Safe to call in a signal handler. After an error before
-        that, the request stays: use a new callback.
+        the run cannot be resumed exactly. Safe to call in a signal handler. After an error before that, the
+        request stays: use a new callback.
         """
         self.is_stopping = True
 

@@ -171,7 +171,7 @@ class Updater(GradientStep):
                 try:
                     made = self._make(missing, batch, noise, settings)
                 except CannotAccelerate as error:
-                    if str(error).startswith("compiling") and _was_signaled(error):
+                    if str(error).startswith("compiling") and _cleared_after_signal(error):
                         continue
                     if self.accelerate != "auto":
                         raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
@@ -343,14 +343,14 @@ def _explained(problem: str) -> Iterator[None]:
         raise CannotAccelerate(f"{problem} ({type(error).__name__}: {line})") from error
 
 
-def _was_signaled(error: BaseException | None) -> bool:
-    """Whether the compiler was ended by a signal to all processes of a terminal or job, of which this one makes a stop."""
+def _cleared_after_signal(error: BaseException | None) -> bool:
+    """Whether a signal to all processes of a terminal or job ended the compiler; what that has begun to write is removed."""
     numbers = (signal.SIGINT, *stop_signals())
     while error is not None and -getattr(error, "returncode", 0) not in numbers:
         error = error.__cause__ or error.__context__
     for option, output in pairwise(getattr(error, "cmd", ())):
         if option == "-o":
-            Path(output).unlink(missing_ok=True)  # what it has begun, which Inductor would take for whole
+            Path(output).unlink(missing_ok=True)  # Inductor would take it for whole
     return error is not None
 
 

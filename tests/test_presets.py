@@ -248,7 +248,7 @@ def test_an_assignment_that_cannot_be_is_refused(assignment, message):
         (["policy=[3]"], r"policy must be a name such as MlpPolicy, not \[3\]"),
         (["policy_kwargs.net_arch=64"], "net_arch must be a list of layer sizes"),
         (["policy_kwargs.net_arch=[64, 0]"], "a size in net_arch must be a whole number of at least 1, not 0"),
-        (["env_wrapper=os.system"], "env_wrapper can be"),
+        (["env_wrapper=os.system"], "env_wrapper must be one of"),
     ],
 )
 def test_what_no_environment_could_be_trained_with_is_found_before_one_is_made(assignments, complaint, monkeypatch):
@@ -286,12 +286,12 @@ def test_classes_are_named_from_a_list():
     assert arguments["replay_buffer_class"] is HerReplayBuffer
     assert arguments["policy_kwargs"] == {"activation_fn": nn.ELU, "net_arch": [8]}
     for kind in ("print", [1]):
-        with pytest.raises(ValueError, match="activation_fn can be ReLU"):
+        with pytest.raises(ValueError, match="activation_fn must be one of ReLU"):
             presets.model_arguments({"policy_kwargs": {"activation_fn": kind}})
     extractor = {"policy_kwargs": {"features_extractor_class": "NatureCNN"}}
     assert presets.model_arguments(extractor)["policy_kwargs"]["features_extractor_class"] is NatureCNN
     for entry in ({"replay_buffer_class": "os.system"}, {"policy_kwargs": {"features_extractor_class": "print"}}):
-        with pytest.raises(ValueError, match="can be"):
+        with pytest.raises(ValueError, match="must be one of"):
             presets.model_arguments(entry)
 
 

@@ -166,16 +166,14 @@ def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1
 
 def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     """rl-zoo3's ``noise_type`` and ``noise_std``, and the ``dt`` of Ornstein-Uhlenbeck noise, as ``TD3X`` takes them."""
-    name, std = entry.get("noise_type", "normal"), entry.get("noise_std")
+    name = validation.check_choice("noise_type", entry.get("noise_type", "normal"), ("normal", "ornstein-uhlenbeck", None))
     if name is None:
         return None
-    if std is None:
+    if (std := entry.get("noise_std")) is None:
         raise ValueError(f"noise_type {name} needs noise_std")
     std = validation.check_not_negative("noise_std", std)
     if name == "normal":
         return std
-    if name != "ornstein-uhlenbeck":
-        raise ValueError(f"noise_type can be normal or ornstein-uhlenbeck, not {name!r}")
     import numpy as np
     from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
@@ -197,18 +195,14 @@ def _linear_schedule(name: str, text: str) -> Any:
 def known_class(key: str, name: Any) -> Any:
     """The class that ``name`` stands for under ``key``; ``ValueError`` if it is not listed in ``CLASSES``."""
     module, known = CLASSES[key]
-    if name not in known:
-        raise ValueError(f"{key} can be {', '.join(known)}, not {name!r}")
-    return resolve_name(module + name)
+    return resolve_name(module + validation.check_choice(key, name, known))
 
 
-def _wrappers(wrapper: Any) -> list[tuple[Any, dict[str, Any]]]:
+def _wrappers(wrapper: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Names and arguments of rl-zoo3's ``env_wrapper``: a name, ``{name: arguments}``, or a list of them, innermost first."""
-    pairs: list[tuple[Any, dict[str, Any]]] = []
     for item in wrapper if isinstance(wrapper, list) else [wrapper] if wrapper else []:
         ((name, arguments),) = item.items() if isinstance(item, dict) and len(item) == 1 else [(item, {})]
-        pairs.append((name, arguments or {}))
-    return pairs
+        yield name, arguments or {}
 
 
 def wrap(env: "gym.Env", wrapper: Any) -> "gym.Env":

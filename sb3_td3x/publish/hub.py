@@ -124,11 +124,6 @@ def pull(repo_id: str, out: Path) -> RunDir:
     return run
 
 
-def fenced(text: str) -> str:
-    """Text for a block of Markdown, which it cannot end."""
-    return text.strip().replace("`", "'")
-
-
 def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
     """The model card: the metadata of SB3's models on the Hub, then how to use the model and how to train it again."""
     env_id, arguments = run.env_id, run.arguments()
@@ -155,6 +150,6 @@ def _card(run: RunDir, repo_id: str, returns: np.ndarray, is_safe: bool) -> str:
         env_kwargs=f", env_kwargs={env_kwargs!r}" if env_kwargs else "",
         statistics=STATISTICS if run.model_normalization() is not None else "",
         training=run.command() or "",
-        config=fenced(run.config_file.read_text("utf-8")),
-        versions=fenced(yaml.safe_dump(arguments["versions"], sort_keys=False)) if arguments.get("versions") else "",
+        config=run.config_file.read_text("utf-8"),
+        versions=yaml.safe_dump(arguments["versions"], sort_keys=False) if arguments.get("versions") else "",
     )

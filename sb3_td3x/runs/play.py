@@ -51,10 +51,7 @@ def evaluate(
     render_mode: str | None = None,
     callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
 ) -> np.ndarray:
-    """
-    Returns ``(episodes,)`` of a run's model without noise in fresh episodes; with ``"human"`` a window shows them. The
-    ``callback`` is that of SB3's ``evaluate_policy``.
-    """
+    """Returns ``(episodes,)`` without noise, in a window with ``"human"``; ``callback`` as of SB3's ``evaluate_policy``."""
     with closing(open_evaluation_env(folder, seed, render_mode, trust)) as env:
         model = load_model(folder, env, device, trust)
         # Gymnasium's own tasks draw in `step`; PyBullet's follow the robot and keep time in `render` alone

@@ -22,26 +22,11 @@ if TYPE_CHECKING:
     from sb3_td3x.td3x.td3x import TD3X
 
 __all__ = [
-    "TD3X",
-    "CheckpointError",
-    "CnnPolicy",
-    "EnvironmentDiedError",
-    "EpisodeSeeds",
-    "MlpPolicy",
-    "ModelFileError",
-    "MultiInputPolicy",
-    "NonFiniteError",
-    "RayVecEnv",
-    "ResumableEnv",
-    "RunLockedError",
-    "TD3XCheckpointCallback",
-    "TD3XPolicy",
-    "UntrustedModelError",
-    "__version__",
-    "load_vecnormalize",
-    "resume_run",
-    "save_run",
-]
+    "TD3X", "CheckpointError", "CnnPolicy", "EnvironmentDiedError", "EpisodeSeeds", "MlpPolicy",
+    "ModelFileError", "MultiInputPolicy", "NonFiniteError", "RayVecEnv", "ResumableEnv", "RunLockedError",
+    "TD3XCheckpointCallback", "TD3XPolicy", "UntrustedModelError", "__version__", "load_vecnormalize",
+    "resume_run", "save_run",
+]  # fmt: skip
 
 # Loaded at first use: torch and SB3 take seconds to import, and `td3x --help` needs neither
 _MODULES = {

@@ -21,7 +21,6 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
-from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_td3x.common import files, validation
 from sb3_td3x.common.buffers import PrioritizedReplayBuffer
@@ -72,24 +71,15 @@ class ModelFile:
 
 
 def load(
-    sb3_load: Callable[..., Any],
-    cls: type,
-    path: PathOrFile,
-    env: GymEnv | str | None,
-    device: th.device | str,
-    custom_objects: dict[str, Any] | None,
-    print_system_info: bool,
-    force_reset: bool,
-    trust: bool,
-    changes: dict[str, Any],
+    sb3_load: Any, cls: type, path: PathOrFile, env: Any, custom_objects: dict[str, Any], trust: bool, changes: dict[str, Any]
 ) -> Any:
-    """The body of ``TD3X.load``, around SB3's ``load`` bound to the class ``cls``."""
-    file, custom_objects = read(path), custom_objects or {}
+    """The body of ``TD3X.load``, around SB3's ``load`` bound to the class ``cls`` and to the arguments that only it reads."""
+    file = read(path)
     _check_changes(cls, changes, file.attributes)
     saved: Any
     with explained_errors(file.name):
         if trust:
-            saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, device)
+            saved, tensors, _ = load_from_zip_file(io.BytesIO(file.content), True, custom_objects, "cpu")
             # SB3 leaves out what it cannot read, and a default would take its place
             if lost := sorted(file.attributes.keys() - saved.keys() - changes.keys() - {"lr_schedule"}):
                 raise ModelFileError(f"SB3 cannot read {lost[0]}: give it as custom_objects={{{lost[0]!r}: ...}}")
@@ -102,16 +92,9 @@ def load(
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         if env is None and saved.get("n_envs", 1) > 100_000:  # each gets a copy of the noise
             raise ValueError(f"{saved['n_envs']} are more environments than any model has")
-        model = sb3_load(
-            io.BytesIO(_zip_of_names(file, saved, trust)),
-            env,
-            device,
-            saved,  # as custom objects, which SB3 does not unpickle
-            print_system_info,
-            force_reset,
-            _loaded_tensors=tensors,
-            **_with_consequences(changes, saved),
-        )
+        # SB3 does not unpickle custom objects
+        zipped, changed = _zip_of_names(file, saved, trust), _with_consequences(changes, saved)
+        model = sb3_load(zipped, env, custom_objects=saved, _loaded_tensors=tensors, **changed)
         state, model.noise_generator = model.noise_generator, th.Generator()
         if "noise_generator" in saved:
             model.noise_generator.set_state(torch_state(state))
@@ -258,7 +241,7 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
     return attributes
 
 
-def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> bytes:
+def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> io.BytesIO:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("data", json.dumps(dict.fromkeys(attributes)))
@@ -267,7 +250,7 @@ def _zip_of_names(file: ModelFile, attributes: dict[str, Any], trust: bool) -> b
         archive.writestr("system_info.txt", "\n".join(ascii(line)[1:-1] for line in lines))
         if trust and VARIABLES in file.members:
             archive.writestr(VARIABLES, file.members[VARIABLES])
-    return zipped.getvalue()
+    return zipped
 
 
 def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:

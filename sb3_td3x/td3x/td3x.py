@@ -5,6 +5,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium as gym
@@ -584,9 +585,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for an environment with other spaces, a value outside its range, or another ``n_quantiles``
         :raises TypeError: for an attribute that does not exist
         """
-        return model_zip.load(
-            super().load, cls, path, env, device, custom_objects, print_system_info, force_reset, trust, kwargs
-        )
+        sb3_load = partial(super().load, device=device, print_system_info=print_system_info, force_reset=force_reset)
+        return model_zip.load(sb3_load, cls, path, env, custom_objects or {}, trust, kwargs)
 
     @policies.torch_settings()
     def set_parameters(

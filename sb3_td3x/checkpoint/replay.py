@@ -8,6 +8,7 @@ import uuid
 import zlib
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from stable_baselines3 import HerReplayBuffer
@@ -24,16 +25,19 @@ MEMORY = ("observations", "next_observations", "actions", "rewards", "dones", "t
 MARKS = ("ep_start", "ep_length", "_current_ep_start", "priorities", "_largest")
 """Arrays whose entries change for old transitions, of hindsight and prioritized replay. They are saved whole each time."""
 CHUNK_SIZE = 10_000
+_saved_as: WeakKeyDictionary[ReplayBuffer, dict[Path, dict[str, Any]]] = WeakKeyDictionary()
+"""By folder, what a buffer was last saved as there or loaded from."""
 
 
-def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any]) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path) -> dict[str, Any]:
     """
-    Write the transitions that ``previous``, what this very buffer was last saved as or loaded from, does not hold.
+    Write the transitions that are new since this very buffer was last saved in the folder or loaded from it.
 
     :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
     chunks: list[dict[str, Any]] = []
+    previous = _saved_as.setdefault(buffer, {}).get(folder, {})
     total = previous.get("added", 0)
     total += (buffer.pos - total) % buffer.buffer_size
     if previous and buffer.full == (total >= buffer.buffer_size):
@@ -50,7 +54,8 @@ def save(buffer: ReplayBuffer, folder: Path, previous: dict[str, Any]) -> dict[s
         last = min(((first + 1) // rows + 1) * rows - 1, added)
         chunks.append(_write(buffer, folder, first, last))
         first = last
-    return {**_layout(buffer), "added": added, "chunks": chunks}
+    saved = _saved_as[buffer][folder] = {**_layout(buffer), "added": added, "chunks": chunks}
+    return saved
 
 
 def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
@@ -70,6 +75,7 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
             for name, array in memory.items():
                 array[np.arange(start, last) % buffer.buffer_size] = rows[name][start - first :]
     buffer.pos, buffer.full = added % buffer.buffer_size, added >= buffer.buffer_size
+    _saved_as[buffer] = {folder: saved}
 
 
 def marks(buffer: ReplayBuffer) -> dict[str, np.ndarray]:

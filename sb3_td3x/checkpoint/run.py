@@ -2,16 +2,14 @@
 
 import shutil
 import warnings
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
@@ -31,6 +29,9 @@ from sb3_td3x.td3x.td3x import TD3X
 from sb3_td3x.version import __version__
 
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
+
+_newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
+"""By folder, the number of the newest checkpoint when a model was last saved there or resumed from it."""
 
 
 @cache  # reading a package's metadata takes a millisecond
@@ -83,9 +84,9 @@ def save_run(
         advice = "save in or after it, or use model.save and model.save_replay_buffer"
         raise ValueError(f"learn has not begun with these environments: {advice}")
     store = Store(Path(folder).resolve())
-    last_saves = _last_saves.setdefault(model, {})
-    last = last_saves.get(store.folder, _LastSave())
-    with store.adding(name_prefix, model.num_timesteps, last.newest) as (partial, complete), explained_deaths(env):
+    newest = _newest.setdefault(model, {})
+    adding = store.adding(name_prefix, model.num_timesteps, newest.get(store.folder, 0))
+    with adding as (partial, complete), explained_deaths(env):
         model.save(partial / MODEL)
         environments = env_state.get(env)
         # Otherwise `learn` has ended inside a step (`None`), or the environments are elsewhere by now
@@ -107,14 +108,14 @@ def save_run(
             if path.exists():
                 shutil.copyfile(path, partial / name)
         manifest: dict[str, Any] = {
-            "replay": _save_buffer(model, store, partial, last) if with_replay_buffer else {},
+            "replay": _save_buffer(model, store, partial) if with_replay_buffer else {},
             "logs": log_state.lengths(model.logger, env, store.folder),
             "machine": _machine(model),
             "resumed": model.resumptions,
             "inside rollout": model._stopped_in_rollout,
         }
         checkpoint = complete(manifest)
-        last_saves[store.folder] = _LastSave(last.newest + 1, manifest["replay"], ref(model.replay_buffer))
+        newest[store.folder] = checkpoint.manifest["number"]
         store.prune(keep_last)
     return checkpoint
 
@@ -174,26 +175,12 @@ def resume_run(
                  for name, value in _machine(model).items() if machine.get(name, value) != value]  # fmt: skip
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
         problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
-    newest = store.checkpoints()[-1].manifest["number"]
-    last = _LastSave(newest, saved.manifest["replay"], ref(model.replay_buffer))
-    _last_saves[model] = {store.folder: last}
+    _newest[model] = {store.folder: store.checkpoints()[-1].manifest["number"]}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
 
 
-@dataclass(frozen=True)
-class _LastSave:
-    """What a model was last saved as, or resumed from, in a folder."""
-
-    newest: int = 0  # number of the newest checkpoint when the model was last saved or resumed
-    replay: dict[str, Any] = field(default_factory=dict)  # what its replay buffer was saved as or loaded from then
-    buffer: ref[ReplayBuffer] | None = None
-
-
-_last_saves: WeakKeyDictionary[Resumable, dict[Path, _LastSave]] = WeakKeyDictionary()
-
-
-def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) -> dict[str, Any]:
+def _save_buffer(model: Resumable, store: Store, folder: Path) -> dict[str, Any]:
     buffer = model.replay_buffer
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
     rows = max(model.buffer_size // buffer.n_envs, 1)
@@ -204,8 +191,7 @@ def _save_buffer(model: Resumable, store: Store, folder: Path, last: _LastSave) 
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    is_same = last.buffer is not None and last.buffer() is buffer
-    return replay.save(buffer, store.chunks, last.replay if is_same else {})
+    return replay.save(buffer, store.chunks)
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:

@@ -45,22 +45,19 @@ def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> 
 
 
 def figure(scores: Sequence[Scores], x: Sequence[str] = ("steps",)) -> Figure:
-    groups: dict[str, list[Scores]] = {}
-    for run in scores:
-        groups.setdefault(run.env_id, []).append(run)
-    labels = dict.fromkeys(run.label for run in scores)
-    columns = math.ceil(len(groups) / math.ceil(len(groups) / 3))
-    rows = len(x) * math.ceil(len(groups) / columns)  # the panels of the second axis are below those of the first
-    looks = dict(zip(labels, cycle(LOOKS), strict=False))
+    env_ids = dict.fromkeys(run.env_id for run in scores)
+    columns = math.ceil(len(env_ids) / math.ceil(len(env_ids) / 3))
+    rows = len(x) * math.ceil(len(env_ids) / columns)  # the panels of the second axis are below those of the first
+    looks = dict(zip(dict.fromkeys(run.label for run in scores), cycle(LOOKS), strict=False))
     with matplotlib.rc_context(STYLE):
         width, height = {1: (7.2, 4.1), 2: (5.0, 3.4)}.get(columns, (4.2, 3.4))
         picture = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
         picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
         for block, axis in enumerate(x):
             first = 1 + block * columns * rows // len(x)
-            for place, runs in enumerate(groups.values(), first):
-                panel = picture.add_subplot(rows, columns, place, title=runs[0].env_id)
-                _draw_environment(panel, runs, axis, looks)
+            for place, env_id in enumerate(env_ids, first):
+                panel = picture.add_subplot(rows, columns, place, title=env_id)
+                _draw_environment(panel, [run for run in scores if run.env_id == env_id], axis, looks)
         _explain(picture, scores, looks)
     return picture
 

@@ -126,9 +126,7 @@ def save(sb3_save: Any, model: Any, policy_class: type, path: PathOrFile, *exclu
         partial.write_bytes(zipped.getbuffer())
 
 
-def set_parameters(
-    sb3_set_parameters: Callable[..., None], model: Any, source: Any, exact_match: bool, device: th.device | str
-) -> None:
+def set_parameters(sb3_set_parameters: Callable[..., None], model: Any, source: Any, exact_match: bool) -> None:
     """The body of ``TD3X.set_parameters``: all of the parameters fit, or none is taken."""
     if not isinstance(source, dict):
         source = read(source).tensors()
@@ -138,12 +136,12 @@ def set_parameters(
     before = copy.deepcopy(model.get_parameters())
     try:
         given = {name: copy.deepcopy(part) if "param_groups" in part else part for name, part in source.items()}
-        sb3_set_parameters(given, exact_match, device)  # optimizers keep the tensors that they are given
+        sb3_set_parameters(given, exact_match)  # optimizers keep the tensors that they are given
         for name in source:
             if isinstance(optimizer := recursive_getattr(model, name), th.optim.Optimizer):
                 _check_optimizer(name, optimizer, before[name]["param_groups"])
     except Exception as error:
-        sb3_set_parameters(before, True, device)
+        sb3_set_parameters(before)
         raise DoesNotFit(f"the parameters do not fit the model: {error}") from error
 
 

@@ -600,7 +600,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param device: not used: tensors are copied to where the networks are
         :raises ModelFileError: for names that are missing or unknown, tensors of other shapes or types, or a damaged file
         """
-        model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match, device)
+        model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match)
 
     def load_replay_buffer(self, path: PathOrFile, truncate_last_traj: bool = True, *, trust: bool = False) -> None:
         """

@@ -116,7 +116,10 @@ def test_an_environment_that_dies_is_named_and_leaves_a_run_to_resume(actors, tm
 
 def test_an_environment_that_ray_ends_for_its_memory_is_named(one, monkeypatch):
     one.reset()
-    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.OutOfMemoryError("the node was low on memory")))
+    error = ray.exceptions.OutOfMemoryError("the node was low on memory")
+    monkeypatch.setattr(ray, "get", Mock(side_effect=error))
+    call = Mock(**{"future.return_value.exception.return_value": error})
+    monkeypatch.setattr(one, "_actors", [Mock(**{"step.remote.return_value": call})])
     with pytest.raises(EnvironmentDiedError, match=r"environment 0 ended: .*low on memory"):
         one.step(np.zeros((1, 1), np.float32))
 

@@ -21,6 +21,8 @@ from sb3_td3x.errors import EnvironmentDiedError
 
 try:
     import ray
+
+    DEATHS = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
 except ImportError:  # an error in the constructor: this module can be imported and documented without Ray
     ray = None  # type: ignore[assignment]
 
@@ -160,9 +162,9 @@ class RayVecEnv(VecEnv):
         """The results of one call to each of these actors, by default to each of all."""
         try:
             return ray.get(calls)
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
-            called = range(len(self._actors)) if actors is None else actors
-            dead = sorted({actor for call, actor in zip(calls, called, strict=True) if _has_no_result(call)})
+        except DEATHS as error:
+            called = zip(calls, range(len(self._actors)) if actors is None else actors, strict=True)
+            dead = sorted({actor for call, actor in called if isinstance(call.future().exception(), DEATHS)})
             which = [index for actor in dead for index in range(self.num_envs)[self._parts[actor]]]
             raise EnvironmentDiedError(which, f"ended: {str(error).splitlines()[-1]}") from error
 
@@ -209,16 +211,6 @@ def _make(env_fn: Callable[[], gym.Env], registered: dict[str, EnvSpec]) -> gym.
     for name, spec in registered.items():
         gym.registry.setdefault(name, spec)
     return env_fn()
-
-
-def _has_no_result(call: "ray.ObjectRef") -> bool:
-    try:
-        ray.get(call)
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError):
-        return True
-    except Exception:  # an error of the environment is a result
-        return False
-    return False
 
 
 def _joined(observations: Sequence[VecEnvObs]) -> VecEnvObs:

@@ -163,26 +163,23 @@ class Updater(GradientStep):
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
         same = (*keys_of_dicts, *layouts, *self._constants)
         keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
-        if missing := [name for name, key in keys.items() if (name, key) not in self._programs]:
+        while missing := [key for key in keys.items() if key not in self._programs]:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
                 self.prepare(self.updates_made)
-            made = None
-            while made is None:
-                try:
-                    made = self._make(missing, batch, noise, settings)
-                except CannotAccelerate as error:
-                    if str(error).startswith("compiling") and _cleared_after_signal(error):
-                        continue
-                    if self.accelerate != "auto":
-                        raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
-                    self.decline(str(error))
-                    return {}
-            self._programs.update({(name, keys[name]): program for name, program in made.items()})
+            try:
+                self._programs.update(self._make(missing, batch, noise, settings))
+            except CannotAccelerate as error:
+                if str(error).startswith("compiling") and _cleared_after_signal(error):
+                    continue
+                if self.accelerate != "auto":
+                    raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
+                self.decline(str(error))
+                return {}
         return {name: self._programs[name, key] for name, key in keys.items()}
 
     def _make(
-        self, names: list[str], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
-    ) -> dict[str, Program]:
+        self, missing: list[tuple[Any, ...]], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    ) -> dict[tuple[Any, ...], Program]:
         if self.accelerate == "auto" and self.programs_made >= MOST_PROGRAMS:
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
@@ -190,8 +187,9 @@ class Updater(GradientStep):
         # Each an object of its own: a batch may hold one tensor twice, and the next batch two of them
         tensors, parts = [[tensor.detach() for tensor in given] for given in (self._inputs, self._batch)]
         inputs = {"critic": [*tensors, _numbers(settings), noise, *parts], "actor": [*tensors, *parts]}
-        recordings = [_Recording(self, name, batch, settings) for name in names]  # each a copy: a thread may predict meanwhile
-        made = {recording.name: recording.program(inputs[recording.name]) for recording in recordings}
+        # All are copied first: meanwhile a thread may predict, which switches the layers' modes
+        recordings = {key: _Recording(self, key[0], batch, settings) for key in missing}
+        made = {key: recording.program(inputs[recording.name]) for key, recording in recordings.items()}
         self.programs_made += len(made)
         return made
 

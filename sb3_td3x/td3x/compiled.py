@@ -238,8 +238,9 @@ class _Recording:
             drawn = numpy_and_python_states()
             with _explained("the policy cannot be recorded as one program"):
                 graph = make_fx(self._step, tracing_mode="fake")(*inputs)
-            # The layers of torch, SB3 and this package draw none; with others, another thread may have drawn
-            if numpy_and_python_states() != drawn and _has_custom_layers(self.policy):
+            known = ("torch.", "stable_baselines3.", "sb3_td3x.")  # whose layers draw none: another thread has drawn
+            has_custom_layers = any(not type(part).__module__.startswith(known) for part in self.policy.modules())
+            if has_custom_layers and numpy_and_python_states() != drawn:
                 source = "the policy (or another thread) draws random numbers from numpy or python"
                 raise CannotAccelerate(f"{source}: a program would have the same ones in every update")
             _refuse_random_layers(graph)
@@ -350,12 +351,6 @@ def _cleared_after_signal(error: BaseException | None) -> bool:
         if option == "-o":
             Path(output).unlink(missing_ok=True)  # Inductor would take it for whole
     return error is not None
-
-
-def _has_custom_layers(policy: nn.Module) -> bool:
-    return any(
-        not type(part).__module__.startswith(("torch.", "stable_baselines3.", "sb3_td3x.")) for part in policy.modules()
-    )
 
 
 def _refuse_random_layers(graph: GraphModule) -> None:

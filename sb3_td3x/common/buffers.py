@@ -76,17 +76,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_priorities(self, errors: th.Tensor) -> None:
         """Set the priorities of the transitions of the last ``sample`` by their ``errors``, ``(batch,)``."""
-        new_priorities = compute_priorities(errors).cpu().numpy()
+        # At least 1, wherever the Huber loss is quadratic
+        new_priorities = (errors.clamp(min=1) ** PRIORITY_EXPONENT).cpu().numpy()
         self.priorities[self._sampled] = new_priorities
         largest, updates = self._largest
         self._largest[:] = max(largest, new_priorities.max()), updates + 1
         if updates + 1 >= MAX_PRIORITY_INTERVAL:
             self._largest[:] = self.priorities[: self.size()].max(), 0
-
-
-def compute_priorities(errors: th.Tensor) -> th.Tensor:
-    """LAP's priority of errors of any shape: the smallest, 1, wherever the Huber loss is quadratic."""
-    return errors.clamp(min=1) ** PRIORITY_EXPONENT
 
 
 def check_prioritization(prioritization: str | None, buffer_class: type[ReplayBuffer]) -> None:

@@ -19,11 +19,6 @@ from sb3_td3x.common.transitions import store_terminal_obs, truncate_episodes
 from sb3_td3x.common.vec_envs import Hook, explained_deaths, hook_uses, vec_layers
 
 SelfResumable = TypeVar("SelfResumable", bound="Resumable")
-NOT_SAVED = (
-    "_on_resume", "_is_stored", "_noise_in_use", "_stops_before_next_step", "_stopped_in_rollout", "_env_hooks", "_env_uses",
-    "_is_watched",
-)  # fmt: skip
-"""Attributes of ``Resumable`` that belong to the process."""
 
 
 class StopTraining(Exception):
@@ -76,6 +71,11 @@ class Resumable(OffPolicyAlgorithm):
     train_freq: TrainFreq  # type: ignore[assignment]  # since the model was set up
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
     """Attributes of a run that are saved in checkpoints and not in models."""
+    only_in_process: ClassVar[tuple[str, ...]] = (
+        "_on_resume", "_is_stored", "_noise_in_use", "_is_watched", "_stops_before_next_step", "_stopped_in_rollout",
+        "_env_hooks", "_env_uses",
+    )  # fmt: skip
+    """Attributes that are not saved."""
     resumptions: Sequence[dict[str, Any]] = ()
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
@@ -239,4 +239,4 @@ class Resumable(OffPolicyAlgorithm):
         return state
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *NOT_SAVED, *type(self).only_in_checkpoints]
+        return [*super()._excluded_save_params(), *type(self).only_in_process, *type(self).only_in_checkpoints]

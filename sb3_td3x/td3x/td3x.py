@@ -41,11 +41,6 @@ from sb3_td3x.td3x.precision import require_supported
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 OF_LOAD = ("_loaded_tensors", "set_parameters")
 """Attributes that a model has only while ``load`` rebuilds it."""
-NOT_SAVED = (
-    *OF_LOAD, "_may_lack_data", "_checked_settings", "_updater", "_matrix_kernels",
-    "_last_batch", "_pace", "_statistics",
-)  # fmt: skip
-"""Attributes of the process, which saved models lack."""
 
 
 def _in_policy(name: str) -> Any:
@@ -120,6 +115,10 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         "MultiInputPolicy": policies.MultiInputPolicy,
     }
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ("_updates_since_load", "_may_lack_data")
+    only_in_process: ClassVar[tuple[str, ...]] = (
+        *Resumable.only_in_process, *OF_LOAD, "_checked_settings", "_updater", "_matrix_kernels", "_last_batch", "_pace",
+        "_statistics",
+    )  # fmt: skip
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
@@ -620,9 +619,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             loaded.env = self.env
         loaded.device = self.device
         self.replay_buffer = loaded
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *NOT_SAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

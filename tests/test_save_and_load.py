@@ -201,6 +201,14 @@ def test_an_sb3_zip_with_a_path_loads(tmp_path):
     assert TD3X.load(tmp_path / "model").tensorboard_log == tmp_path / "logs"
 
 
+@pytest.mark.parametrize(("setting", "sb3s"), [("action_noise", None), ("learning_starts", 100)])
+def test_a_setting_that_an_sb3_zip_lacks_is_sb3s(setting, sb3s, tmp_path):
+    TD3("MlpPolicy", LineEnv(), policy_kwargs={"net_arch": [8]}).save(tmp_path / "model", exclude=[setting])
+    algorithm = TD3X.load(tmp_path / "model", env=LineEnv())
+    algorithm._setup_learn(500_000)  # when TD3X's own would be chosen by the length
+    assert getattr(algorithm, setting) == sb3s
+
+
 def test_what_was_included_or_left_out_on_request(saved, tmp_path):
     algorithm, _ = saved
     algorithm.save(tmp_path / "more", include=["replay_buffer"])

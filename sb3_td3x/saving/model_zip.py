@@ -30,7 +30,10 @@ from sb3_td3x.saving import safe_pickle
 
 FORMAT_VERSION = 1  # in every saved model; raised when an older program can no longer read what a newer one writes
 
-SB3_VALUES: dict[str, Any] = {"n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None}
+SB3_VALUES: dict[str, Any] = {
+    "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None, "action_noise": None,
+    "learning_starts": 100,
+}  # fmt: skip
 """The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
 
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
@@ -266,7 +269,7 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
     if "replay_buffer_kwargs" in changes:
         changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
     # SB3's files hold the number of steps alone: that is what the program did, whatever today's default is
-    request = saved.get("_learning_starts_request", saved.get("learning_starts", validation.AUTO))
+    request = saved.get("_learning_starts_request", saved.get("learning_starts", SB3_VALUES["learning_starts"]))
     missing = {name: value for name, value in SB3_VALUES.items() if name not in saved}
     return {**missing, **changes, "n_quantiles": n_quantiles, "_learning_starts_request": request}
 

@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import (
-    BaseCallback,
     CallbackList,
     ConvertCallback,
     EvalCallback,
@@ -27,7 +26,7 @@ from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state,
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.resuming import STEPS, OpenLineEnv, saved_steps, seeded
-from tests.tools import LineEnv, model
+from tests.tools import Calls, LineEnv, model
 
 
 class TestExactly:
@@ -55,15 +54,11 @@ class TestExactly:
         run = resume_run(tmp_path / "cut" / "checkpoint", seeded(), checkpoint=60)
         seen = []
 
-        class Look(BaseCallback):
-            resumable = ()
+        def look(_):
+            with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
+                seen.append((archive["timesteps"].tolist(), best.stat().st_size > 0))
 
-            def _on_step(self):
-                with np.load(tmp_path / "cut" / "evaluations.npz") as archive:
-                    seen.append((archive["timesteps"].tolist(), best.stat().st_size > 0))
-                return True
-
-        run.learn(STEPS, [*resumed, Look()], resume=True)
+        run.learn(STEPS, [*resumed, Calls(look)], resume=True)
         assert seen[0] == ([25, 50], True)  # not what came after the checkpoint, and the best model again
         assert [callback.n_calls for callback in whole] == [callback.n_calls for callback in resumed]
         assert resumed[0].evaluations_timesteps == [25, 50, 75, 100]
@@ -310,14 +305,9 @@ def board_steps(folder):
 
 
 def test_callbacks_find_themselves_in_the_locals_of_every_hook():
-    class Looks(BaseCallback):
-        def _look(self):
-            found.append(self.locals["callback"])
-            return True
-
-        _on_training_start = _on_rollout_start = _on_step = _on_rollout_end = _on_training_end = _look
-
-    found, given = [], CallbackList([Looks()])
+    hooks = ("_on_training_start", "_on_rollout_start", "_on_step", "_on_rollout_end", "_on_training_end")
+    found = []
+    given = CallbackList([Calls(**dict.fromkeys(hooks, lambda callback: found.append(callback.locals["callback"])))])
     model().learn(20, given)
     assert all(each is given for each in found)
     assert len(found) == 2 + 3 * 20

@@ -8,18 +8,19 @@ import copy
 import itertools
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import cloudpickle
 import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import LineEnv, model
+from tests.tools import Calls, LineEnv, at, model
 
 
 class CountingEnv(LineEnv):
@@ -54,21 +55,14 @@ class CountingGoalEnv(CountingEnv):
         return np.zeros(len(achieved))
 
 
-class EvaluatesOnTheTrainingEnvironment(BaseCallback):
+def evaluates_on_the_training_environment(method, steps):
     """In one of a callback's methods, when so many steps have been made."""
 
-    def __init__(self, method, at):
-        super().__init__()
-        self.at = at
-        setattr(self, method, self.evaluate)
+    def evaluate(callback):
+        if callback.model.num_timesteps == steps:
+            evaluate_policy(callback.model, callback.training_env, n_eval_episodes=1)
 
-    def _on_step(self):
-        return True
-
-    def evaluate(self):
-        if self.model.num_timesteps == self.at:
-            evaluate_policy(self.model, self.training_env, n_eval_episodes=1)
-        return True
+    return Calls(**{method: evaluate})
 
 
 class TestAnEpisodeThatIsCut:
@@ -94,7 +88,7 @@ class TestAnEpisodeThatIsCut:
         return algorithm.learn(25, reset_num_timesteps=False)
 
     def used_by_a_callback_at_the_next_rollout(self, algorithm, tmp_path):
-        return algorithm.learn(25, EvaluatesOnTheTrainingEnvironment("_on_rollout_start", 15), reset_num_timesteps=False)
+        return algorithm.learn(25, evaluates_on_the_training_environment("_on_rollout_start", 15), reset_num_timesteps=False)
 
     def loaded(self, algorithm, tmp_path):
         algorithm.save(tmp_path / "model"), algorithm.save_replay_buffer(tmp_path / "buffer")
@@ -158,17 +152,15 @@ class TestAnEpisodeThatIsCut:
         """Between two rollouts and inside a step, whose observation ``VecNormalize`` and ``VecFrameStack`` no longer have."""
         env = DummyVecEnv([CountingEnv] * 2)
         algorithm = model(env if layer is list else layer(env), gradient_steps=0, learning_starts=1000)
-        callbacks = [
-            EvaluatesOnTheTrainingEnvironment(method, at) for method, at in (("_on_rollout_start", 10), ("_on_step", 24))
-        ]
-        buffer = algorithm.learn(80, callbacks).replay_buffer
+        uses = map(evaluates_on_the_training_environment, ("_on_rollout_start", "_on_step"), (10, 24))
+        buffer = algorithm.learn(80, [*uses]).replay_buffer
         assert buffer.size() == 39
         moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
         assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
 
     def test_is_one_before_a_callback_used_the_environment_as_training_was_set_up(self):
         algorithm = model(CountingEnv(), learning_starts=1000).learn(15)
-        used = EvaluatesOnTheTrainingEnvironment("_init_callback", 15)
+        used = evaluates_on_the_training_environment("_init_callback", 15)
         buffer = algorithm.learn(15, used, reset_num_timesteps=False).replay_buffer
         moved = buffer.next_observations[:30, 0] - buffer.observations[:30, 0]
         assert moved.tolist() == [[0, 1]] * 30
@@ -198,13 +190,8 @@ class TestAnEpisodeThatIsCut:
         algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))
 
     def interrupt(self, algorithm):
-        def press_ctrl_c(local, _):
-            if local["self"].num_timesteps == 40:
-                raise KeyboardInterrupt
-            return True
-
         with pytest.raises(KeyboardInterrupt):
-            algorithm.learn(1000, press_ctrl_c)
+            algorithm.learn(1000, at(40, Mock(side_effect=KeyboardInterrupt)))
 
     @pytest.mark.parametrize("end", [stop, interrupt])
     def test_is_one_that_ended_inside_a_step(self, end):

@@ -5,11 +5,10 @@ import math
 
 import pytest
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from tests.tools import largest_difference, model, train_on, weights, without_output
+from tests.tools import Calls, at, largest_difference, model, train_on, weights, without_output
 
 TURNED = {
     "gamma": 0.5,
@@ -133,36 +132,21 @@ def test_a_train_freq_set_on_a_model_is_that_of_the_next_run(train_freq):
     assert model(train_freq=train_freq).learn(40)._n_updates == 8
 
 
-@pytest.mark.parametrize(("at", "updates"), [(6, 15), (20, 10 + 10)])  # the warm-up takes 10 steps
-def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout(at, updates):
+@pytest.mark.parametrize(("step", "updates"), [(6, 15), (20, 10 + 10)])  # the warm-up takes 10 steps
+def test_a_train_freq_set_during_a_run_is_that_of_the_next_rollout(step, updates):
     """SB3 stops with an error about an int without a frequency."""
-
-    def halve(local, _):
-        if local["self"].num_timesteps == at:
-            local["self"].train_freq = 2
-        return True
-
+    halve = at(step, lambda learner: setattr(learner, "train_freq", 2))
     assert model(gradient_steps=1).learn(40, halve)._n_updates == updates
 
 
 def test_a_train_freq_set_where_training_starts_is_that_of_the_run():
-    class Sets(BaseCallback):
-        def _on_training_start(self):
-            self.model.train_freq = 4
-
-        def _on_step(self):
-            return True
-
-    assert model(gradient_steps=1).learn(40, Sets())._n_updates == 8
+    sets = Calls(_on_training_start=lambda callback: setattr(callback.model, "train_freq", 4))
+    assert model(gradient_steps=1).learn(40, sets)._n_updates == 8
 
 
 @pytest.mark.parametrize(("name", "value", "updates"), [("gradient_steps", 2.0, 9 + 22), ("batch_size", 4.0, 20)])
 def test_a_whole_number_set_during_a_run_may_be_a_float(name, value, updates):
-    def edit(local, _):
-        if local["self"].num_timesteps == 20:
-            setattr(local["self"], name, value)
-        return True
-
+    edit = at(20, lambda learner: setattr(learner, name, value))
     assert model(gradient_steps=1).learn(30, edit)._n_updates == updates
 
 
@@ -206,13 +190,7 @@ def test_an_edit_to_an_invalid_value_is_refused_at_the_next_learn_and_the_next_u
 
 def test_an_edit_to_an_invalid_value_inside_a_run_ends_it_at_the_next_update():
     """A run would otherwise continue until its saved model is refused."""
-
-    def edit(local, _):
-        if local["self"].num_timesteps == 20:
-            local["self"].gamma = 2
-        return True
-
-    algorithm = model()
+    algorithm, edit = model(), at(20, lambda learner: setattr(learner, "gamma", 2))
     with pytest.raises(ValueError, match="gamma must be a number between 0 and 1, not 2"):
         algorithm.learn(40, edit)
     assert algorithm.num_timesteps == 20

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback, EventCallback
+from stable_baselines3.common.callbacks import EventCallback
 from stable_baselines3.common.noise import (
     ActionNoise,
     NormalActionNoise,
@@ -13,7 +13,7 @@ from stable_baselines3.common.noise import (
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from tests.tools import LineEnv, model
+from tests.tools import Calls, LineEnv, at, model
 
 LOPSIDED = spaces.Box(np.array([-2.0, 0.0], dtype=np.float32), np.array([1.0, 10.0], dtype=np.float32))
 
@@ -59,13 +59,11 @@ def test_noise_has_the_shape_of_an_action(shape):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_number_may_be_set_while_learning(count):
-    class Decays(BaseCallback):
-        def _on_step(self):
-            self.model.action_noise = 0.0 if self.num_timesteps > 30 else 0.5
-            return True
+    def decay(callback):
+        callback.model.action_noise = 0.0 if callback.num_timesteps > 30 else 0.5
 
     algorithm = model(DummyVecEnv([LineEnv] * count), action_noise=None, learning_starts=0, gradient_steps=0)
-    buffer = algorithm.learn(60, Decays()).replay_buffer
+    buffer = algorithm.learn(60, Calls(decay)).replay_buffer
     greedy = [algorithm.predict(observation)[0] for observation in buffer.observations[: buffer.pos]]
     noise = np.abs(buffer.actions[: buffer.pos] - greedy)[..., 0]
     assert noise[0].max() < 1e-6
@@ -167,16 +165,12 @@ class TestNoiseOfTheUsersOwn:
             assert model(action_noise=noise).learn(30).action_noise is noise
 
     def test_a_callback_finds_it_where_learn_begins(self):
-        class Anneals(BaseCallback):
-            def _init_callback(self):
-                found.append(self.model.action_noise)
-                self.model.action_noise = None
-
-            def _on_step(self):
-                return True
+        def anneal(callback):
+            found.append(callback.model.action_noise)
+            callback.model.action_noise = None
 
         algorithm, found = model(action_noise=(noise := NormalActionNoise(np.zeros(1), np.ones(1)))), []
-        algorithm.learn(5).learn(5, Anneals(), reset_num_timesteps=False)
+        algorithm.learn(5).learn(5, Calls(_init_callback=anneal), reset_num_timesteps=False)
         assert found == [noise]
         assert algorithm.action_noise is None
         assert "reset" not in vars(noise)
@@ -189,14 +183,12 @@ class TestNoiseOfTheUsersOwn:
         assert abs(algorithm.action_noise.given[-1]) < 0.15
 
     def test_it_starts_again_where_a_callback_has_reset_the_environment(self):
-        def use(local, _):
-            if local["self"].num_timesteps == 30:
-                local["self"].action_noise.noise_prev = np.array([9.0])
-                local["self"].env.reset()
-            return True
+        def use(learner):
+            learner.action_noise.noise_prev = np.array([9.0])
+            learner.env.reset()
 
-        algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(40, use)
-        assert abs(algorithm.action_noise.given[30]) < 0.15
+        algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0)
+        assert abs(algorithm.learn(40, at(30, use)).action_noise.given[30]) < 0.15
 
     def test_several_environments_keep_theirs_too(self):
         count = 2

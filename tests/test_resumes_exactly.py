@@ -12,11 +12,7 @@ import torch as th
 from gymnasium import spaces, wrappers
 from stable_baselines3 import SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    EvalCallback,
-    StopTrainingOnMaxEpisodes,
-)
+from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
@@ -33,7 +29,7 @@ from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled
 from tests.resuming import OpenLineEnv, assert_same_run, run_twice, saved_steps, seeded
-from tests.tools import LineEnv, model, weights
+from tests.tools import Calls, LineEnv, at, model, weights
 
 
 class NoisyExtractor(FlattenExtractor):
@@ -122,31 +118,16 @@ class TestBitForBit:
             assert np.array_equal(whole.replay_buffer.observations[key], resumed.replay_buffer.observations[key])
 
     def test_updates_that_began_with_less_than_learning_starts_go_on(self, tmp_path):
-        class Uses(BaseCallback):
-            resumable = ()
-
-            def _on_step(self):
-                if self.num_timesteps in (20, 40):
-                    self.training_env.reset()
-                return True
-
-        callbacks = [TD3XCheckpointCallback(42, tmp_path), Uses()]
-        whole = model(seeded(OpenLineEnv), learning_starts=45).learn(60, callbacks)
-        resumed = resume_run(tmp_path, seeded(OpenLineEnv), checkpoint=42).learn(60, Uses(), resume=True)
+        uses = [at(step, lambda learner: learner.env.reset()) for step in (20, 40)]
+        whole = model(seeded(OpenLineEnv), learning_starts=45).learn(60, [TD3XCheckpointCallback(42, tmp_path), *uses])
+        resumed = resume_run(tmp_path, seeded(OpenLineEnv), checkpoint=42).learn(60, uses, resume=True)
         assert_same_run(whole, resumed)
 
     def test_normalization_that_was_switched_off_stays_off(self, tmp_path):
-        class SwitchesOff(BaseCallback):
-            resumable = ()
-
-            def _on_step(self):
-                if self.num_timesteps == 30:
-                    self.training_env.training = False
-                return True
-
-        whole = model(VecNormalize(seeded())).learn(60, [SwitchesOff(), TD3XCheckpointCallback(40, tmp_path, keep_last=9)])
+        switches_off = at(30, lambda learner: setattr(learner.env, "training", False))
+        whole = model(VecNormalize(seeded())).learn(60, [switches_off, TD3XCheckpointCallback(40, tmp_path, keep_last=9)])
         resumed = resume_run(tmp_path, VecNormalize(seeded()), checkpoint=40)
-        assert_same_run(whole, resumed.learn(60, SwitchesOff(), resume=True))
+        assert_same_run(whole, resumed.learn(60, switches_off, resume=True))
 
     def test_an_environment_that_draws_from_pythons_generator(self, tmp_path):
         class Draws(LineEnv):
@@ -246,15 +227,10 @@ class TestBitForBit:
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     def test_an_episode_that_begins_because_a_callback_used_the_environment(self, tmp_path):
-        class Uses(BaseCallback):
-            resumable = ()
-
-            def _on_step(self):
-                return self.num_timesteps != 25 or self.training_env.reset() is not None
-
-        model(seeded()).learn(40, [Uses(), TD3XCheckpointCallback(25, tmp_path, keep_last=9)])
+        uses = at(25, lambda learner: learner.env.reset())
+        model(seeded()).learn(40, [uses, TD3XCheckpointCallback(25, tmp_path, keep_last=9)])
         assert saved_steps(tmp_path) == [0, 25, 40]
-        resume_run(tmp_path, seeded(), checkpoint=25).learn(40, Uses(), resume=True)
+        resume_run(tmp_path, seeded(), checkpoint=25).learn(40, uses, resume=True)
 
     def test_twice_in_a_row(self, tmp_path):
         whole = model(seeded(), seed=1)
@@ -351,20 +327,14 @@ class TestAfterAnErrorBeforeTheFirstStep:
     @pytest.mark.filterwarnings("ignore:not restored exactly")  # LineEnv does not offer its state, so its episodes are cut
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
     def test_learn_can_be_called_again(self, tmp_path, env):
-        class Unready(BaseCallback):
-            def _on_training_start(self):
-                raise OSError
-
-            def _on_step(self):
-                return True
-
         def scored():
             return EvalCallback(seeded(), n_eval_episodes=2, eval_freq=20, log_path=str(tmp_path), verbose=0)
 
         save_run(model(seeded(env)).learn(50, expected := scored()), tmp_path, expected)
         resume_run(tmp_path, seeded(env)).learn(80, expected := scored(), resume=True)
         resumed = resume_run(tmp_path, seeded(env))
-        for callback in ([scored(), Unready()], Unready()):
+        unready = Calls(_on_training_start=Mock(side_effect=OSError))
+        for callback in ([scored(), unready], unready):
             with pytest.raises(OSError):  # noqa: PT011  # its own
                 resumed.learn(80, callback, resume=True)
         resumed.learn(80, evaluated := scored(), resume=True)
@@ -429,19 +399,16 @@ class TestSaysWhatIsNotExact:
         save_run(model(layered(), gradient_steps=-1).learn(50), tmp_path)  # episodes of 20 steps
         ended, sums = [], []
 
-        class Look(BaseCallback):
-            resumable = ()
+        def look(callback):
+            env = callback.training_env
+            assert np.array_equal(callback.model._last_original_obs, env.get_original_obs())
+            sums.append([*env.returns, *env.venv.episode_returns])
 
-            def _on_rollout_start(self):
-                assert np.array_equal(self.model._last_original_obs, self.training_env.get_original_obs())
-                sums.append([*self.training_env.returns, *self.training_env.venv.episode_returns])
-
-            def _on_step(self):
-                ended.extend(info["episode"]["l"] for info in self.locals["infos"] if "episode" in info)
-                return True
+        def look_for_ends(callback):
+            ended.extend(info["episode"]["l"] for info in callback.locals["infos"] if "episode" in info)
 
         with pytest.warns(UserWarning, match="current episodes"):
-            resume_run(tmp_path, layered()).learn(100, Look(), resume=True)
+            resume_run(tmp_path, layered()).learn(100, Calls(look_for_ends, _on_rollout_start=look), resume=True)
         assert ended == [20, 20]
         assert sums[0] == [0, 0, 0, 0]
 

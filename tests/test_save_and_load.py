@@ -15,7 +15,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO, TD3, HerReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -30,7 +29,7 @@ from sb3_td3x import (
     resume_run,
 )
 from sb3_td3x.saving.model_zip import FORMAT_VERSION
-from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
+from tests.tools import OBSERVATIONS, Calls, LineEnv, largest_difference, model, weights
 
 
 @pytest.fixture
@@ -322,17 +321,11 @@ def test_arguments_that_are_changed_for_the_next_model_leave_what_a_model_saves(
 
 
 def test_a_model_can_be_saved_as_training_is_set_up(tmp_path):
-    class Saves(BaseCallback):
-        def _init_callback(self):
-            self.model.save(tmp_path / "model")
-
-        def _on_step(self):
-            return True
-
+    saves = Calls(_init_callback=lambda callback: callback.model.save(tmp_path / "model"))
     noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))
     algorithm = model(action_noise=noise).learn(15)
     before = noise.noise_prev
-    algorithm.learn(1, Saves(), reset_num_timesteps=False)
+    algorithm.learn(1, saves, reset_num_timesteps=False)
     assert "reset" not in vars(noise)
     assert np.array_equal(TD3X.load(tmp_path / "model").action_noise.noise_prev, before)
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X, TD3XCheckpointCallback, errors
-from tests.tools import LineEnv, filled, largest_difference, line_envs, model, weights
+from tests.tools import Calls, LineEnv, at, filled, largest_difference, line_envs, model, weights
 
 
 class TestLoadOnAnObject:
@@ -65,14 +65,9 @@ class TestACallbackThatReturnsNothing:
 @pytest.mark.parametrize("force_reset", [True, False])
 @pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_start", "_on_rollout_end"])
 def test_other_environments_inside_a_rollout_are_refused_and_taken_afterwards(hook, force_reset):
-    class Exchanges(BaseCallback):
-        def _on_step(self):
-            return True
-
-    algorithm, callback = model(), Exchanges()
-    setattr(callback, hook, lambda: algorithm.set_env(line_envs(1), force_reset))
+    algorithm = model()
     with pytest.raises(ValueError, match="set_env inside a rollout"):
-        algorithm.learn(20, callback)
+        algorithm.learn(20, Calls(**{hook: lambda _: algorithm.set_env(line_envs(1), force_reset)}))
     algorithm.set_env(line_envs(1))
     algorithm.learn(40)
     buffer = algorithm.replay_buffer
@@ -81,16 +76,9 @@ def test_other_environments_inside_a_rollout_are_refused_and_taken_afterwards(ho
 
 
 def test_other_environments_may_come_when_training_starts(tmp_path):
-    class Exchanges(BaseCallback):
-        def _on_training_start(self):
-            self.model.set_env(line_envs(1))
-
-        def _on_step(self):
-            if self.num_timesteps == 25:
-                self.training_env.reset()
-            return True
-
-    buffer = model().learn(40, [TD3XCheckpointCallback(20, tmp_path), Exchanges()]).replay_buffer
+    exchanges = Calls(_on_training_start=lambda callback: callback.model.set_env(line_envs(1)))
+    resets = at(25, lambda learner: learner.env.reset())
+    buffer = model().learn(40, [TD3XCheckpointCallback(20, tmp_path), exchanges, resets]).replay_buffer
     moved = (buffer.next_observations - buffer.observations)[: buffer.size(), 0, 0]
     np.testing.assert_allclose(moved, 0.2 * buffer.actions[: buffer.size(), 0, 0], atol=1e-6)
 
@@ -118,15 +106,12 @@ class TestCopiesOfAModel:
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
     def test_that_a_callback_makes_inside_a_step_begin_a_new_episode(self, copied):
-        class Copies(BaseCallback):
-            def _on_step(self):
-                self.twin = copied(self.model)
-                return True
-
-        model(VecNormalize(DummyVecEnv([LineEnv])), verbose=1).learn(25, made := Copies())
-        made.twin.set_env(other := VecNormalize(DummyVecEnv([LineEnv])))
+        twins = []
+        copies = Calls(lambda callback: twins.append(copied(callback.model)))
+        model(VecNormalize(DummyVecEnv([LineEnv])), verbose=1).learn(25, copies)
+        twins[-1].set_env(other := VecNormalize(DummyVecEnv([LineEnv])))
         other.seed(3)
-        twin = made.twin.learn(20, reset_num_timesteps=False)
+        twin = twins[-1].learn(20, reset_num_timesteps=False)
         buffer = twin.replay_buffer
         assert (twin.num_timesteps, buffer.pos) == (45, 44)
         assert np.array_equal(buffer.observations[24, 0], LineEnv().reset(seed=3)[0])

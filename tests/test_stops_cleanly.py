@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium.wrappers import NormalizeObservation
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common.signals import stop_signals, stopping_on_signal
@@ -22,7 +21,7 @@ from sb3_td3x.runs.environments import TRAINING, open_env
 from sb3_td3x.runs.evaluation import Evaluation
 from tests.commands import FAST, start, wait_until
 from tests.resuming import OpenLineEnv, assert_same_run, seeded
-from tests.tools import LineEnv, model
+from tests.tools import Calls, LineEnv, at, model
 
 
 class TestAnEvaluation:
@@ -76,15 +75,8 @@ def test_a_signal_during_a_save_stops_the_run_there(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:not restored exactly")
 @pytest.mark.parametrize(("starts", "are_due"), [(10, True), (50, False)])
 def test_updates_that_are_due_where_a_run_was_saved_are_named(starts, are_due, tmp_path):
-    class Saves(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_rollout_end(self):
-            if self.num_timesteps == 40:
-                save_run(self.model, tmp_path)
-
-    assert not model(OpenLineEnv(length=20), learning_starts=starts).learn(60, Saves())._stopped_in_rollout
+    saves = Calls(_on_rollout_end=lambda callback: callback.num_timesteps == 40 and save_run(callback.model, tmp_path))
+    assert not model(OpenLineEnv(length=20), learning_starts=starts).learn(60, saves)._stopped_in_rollout
     run = resume_run(tmp_path, OpenLineEnv(length=20)).learn(60, resume=True)
     assert [problem.startswith("the updates") for problem in run.resumptions[-1]["not_restored"]] == [True] * are_due
 
@@ -92,7 +84,7 @@ def test_updates_that_are_due_where_a_run_was_saved_are_named(starts, are_due, t
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
 def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(error, tmp_path, monkeypatch):
     saving, learner = TD3XCheckpointCallback(1000, tmp_path), model(seeded())
-    stop = ConvertCallback(lambda local, _: local["self"].num_timesteps != 20 or saving.save_and_stop() is None)
+    stop = at(20, lambda _: saving.save_and_stop())
 
     def fails(saved, *args, **kwargs):
         if saved.num_timesteps == 20:
@@ -112,14 +104,8 @@ class TestInsideAnEpisode:
     @pytest.mark.parametrize(("env", "reason"), [(LineEnv, "current episodes"), (OpenLineEnv, "inside a rollout")])
     def test_a_run_stops_after_the_step_and_says_that_it_is_not_exact(self, tmp_path, env, reason):
         saving = TD3XCheckpointCallback(1000, tmp_path)
-
-        def stop(local, _):
-            if local["self"].num_timesteps == 25:
-                saving.save_and_stop()
-            return True
-
         learner = model(seeded(env), train_freq=(1, "episode"), gradient_steps=-1)
-        learner.learn(100, [ConvertCallback(stop), saving])
+        learner.learn(100, [at(25, lambda _: saving.save_and_stop()), saving])
         assert learner.num_timesteps == learner.replay_buffer.size() == 25
         with pytest.warns(UserWarning, match=f"not restored exactly: .*{reason}"):
             assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60

@@ -14,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -24,7 +23,7 @@ from sb3_td3x.errors import CheckpointError, NonFiniteError
 from sb3_td3x.results.run_dir import RunDir
 from tests import killable
 from tests.resuming import assert_same_run, seeded
-from tests.tools import Spoilt, model, weights, without_observation
+from tests.tools import Calls, Spoilt, model, weights, without_observation
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 KILLS = 500 if SOAK else 6
@@ -234,15 +233,7 @@ def memory_of_a_run(steps, folder):
     th.set_num_threads(1)
     small = {"buffer_size": 5_000, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "accelerate": "plain"}
     used = []
-
-    class Watch(BaseCallback):
-        resumable = ()
-
-        def _on_step(self):
-            if self.n_calls % 200 == 0:
-                used.append(psutil.Process().memory_info().rss)
-            return True
-
+    watch = Calls(lambda callback: callback.n_calls % 200 or used.append(psutil.Process().memory_info().rss))
     learner = model(seeded(length=100), **small)
-    learner.learn(steps, [Watch(), TD3XCheckpointCallback(steps // 50, folder)])
+    learner.learn(steps, [watch, TD3XCheckpointCallback(steps // 50, folder)])
     return learner._n_updates, learner._episode_num, used

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3 import SAC, HerReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
@@ -25,7 +24,7 @@ from sb3_td3x.common.transitions import check_rewards
 from sb3_td3x.errors import EnvironmentDiedError, NonFiniteError
 from sb3_td3x.runs import environments
 from sb3_td3x.runs.environments import EpisodeSeeds
-from tests.tools import LineEnv, Samples, Spoilt, model
+from tests.tools import Calls, LineEnv, Samples, Spoilt, at, model
 
 DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
@@ -114,30 +113,21 @@ def test_an_innermost_environment_may_be_anything():
             assert self.simulator.step() == "stepped"
             return super().step(action)
 
-    def use(local, _):
-        if local["self"].num_timesteps == 30:
-            env.envs[0].env.reset()
-        return True
-
     env = DummyVecEnv([lambda: Monitor(Around())])
-    buffer = model(env).learn(40, use).replay_buffer
+    buffer = model(env).learn(40, at(30, lambda _: env.envs[0].env.reset())).replay_buffer
     assert Simulator.resets >= 3
     assert buffer.size() == 39  # the step during which it was used is not stored
 
 
 def test_environments_that_were_interrupted_inside_a_step_are_not_learned_from():
-    class Interrupts(BaseCallback):
-        def _on_rollout_start(self):
-            self.training_env.step_async(np.zeros((2, 1)))
-            raise KeyboardInterrupt
-
-        def _on_step(self):
-            return True
+    def interrupt(callback):
+        callback.training_env.step_async(np.zeros((2, 1)))
+        raise KeyboardInterrupt
 
     env = SubprocVecEnv([LineEnv] * 2)
     learner = model(env)
     with pytest.raises(KeyboardInterrupt):
-        learner.learn(20, Interrupts())
+        learner.learn(20, Calls(_on_rollout_start=interrupt))
     with pytest.raises(ValueError, match="interrupted inside a step: give the model new environments"):
         learner.learn(20)
     env.close()

@@ -14,7 +14,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Combine
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import LineEnv, Samples, largest_difference, model, weights
+from tests.tools import Calls, LineEnv, Samples, largest_difference, model, weights
 
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 DICTIONARY = spaces.Dict({"position": spaces.Box(-10, 10, (2,)), "speed": spaces.Box(-10, 10, (3,))})
@@ -240,13 +240,7 @@ def test_observations_that_are_no_box(space):
 
 
 def test_a_logger_that_a_callback_sets_lasts():
-    class Sets(sb3_callbacks.BaseCallback):
-        def _init_callback(self):
-            self.model.set_logger(Logger(None, []))
-
-        def _on_step(self):
-            return True
-
-    algorithm = TD3X("MlpPolicy", LineEnv(), policy_kwargs={"net_arch": [8]}).learn(20, Sets())
+    sets = Calls(_init_callback=lambda callback: callback.model.set_logger(Logger(None, [])))
+    algorithm = TD3X("MlpPolicy", LineEnv(), policy_kwargs={"net_arch": [8]}).learn(20, sets)
     logger = algorithm.logger
     assert algorithm.learn(20, reset_num_timesteps=False).logger is logger

@@ -2,11 +2,13 @@
 
 import math
 from collections import deque
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -122,6 +124,27 @@ def without_output(algorithm):
     """A model on which ``train`` may be called before ``learn``."""
     algorithm.set_logger(Logger(None, []))
     return algorithm
+
+
+class Calls(BaseCallback):
+    """Its hooks are functions that are given the callback, such as ``_on_rollout_start``; after a step training continues."""
+
+    resumable = ()
+
+    def __init__(self, _on_step=lambda callback: None, **hooks):
+        super().__init__()
+        self.step = _on_step
+        for name, hook in hooks.items():
+            setattr(self, name, partial(hook, self))
+
+    def _on_step(self):
+        self.step(self)
+        return True
+
+
+def at(step, act):
+    """A callback that calls ``act`` with the model, once so many steps are made."""
+    return Calls(lambda callback: callback.num_timesteps == step and act(callback.model))
 
 
 SPACES = spaces.Box(-10, 10, (3,)), spaces.Box(-1, 1, (1,))

@@ -2,15 +2,19 @@
 
 import os
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.common import lock
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.environments import EpisodeSeeds
+from sb3_td3x.runs.evaluation import Evaluation
 from tests.tools import LineEnv, model, weights
 
 STEPS = 120
@@ -39,6 +43,17 @@ def seeded(env=LineEnv, count=1, vec=DummyVecEnv, wrapper=lambda env: env, **kwa
         return lambda: ResumableEnv(Monitor(wrapper(EpisodeSeeds(env(**kwargs), 7, index))))
 
     return vec([maker(index) for index in range(count)])
+
+
+def evaluating(eval_freq=20, env=None, **kwargs):
+    """SB3's evaluation, of one episode."""
+    return EvalCallback(env or seeded(), eval_freq=eval_freq, **{"n_eval_episodes": 1, "verbose": 0, "warn": False, **kwargs})
+
+
+def scoring(folder, env=None, **kwargs):
+    """The command's evaluation, of one episode after every 20 steps, for a run in ``folder``."""
+    kwargs = {"eval_freq": 20, "n_eval_episodes": 1, "lock": Mock(), **kwargs}
+    return Evaluation(env or seeded(), folder=RunDir(folder, "Line"), warn=False, **kwargs)
 
 
 def saved_steps(folder):

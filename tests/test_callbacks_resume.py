@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from unittest.mock import Mock
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 from stable_baselines3.common.callbacks import (
     CallbackList,
     ConvertCallback,
-    EvalCallback,
     EveryNTimesteps,
     LogEveryNTimesteps,
     StopTrainingOnMaxEpisodes,
@@ -24,20 +23,15 @@ from tensorboard.summary.writer import event_file_writer
 from sb3_td3x import TD3X, CheckpointError
 from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state, resume_run
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs.evaluation import Evaluation
-from tests.resuming import STEPS, OpenLineEnv, saved_steps, seeded
+from tests.resuming import STEPS, OpenLineEnv, evaluating, saved_steps, scoring, seeded
 from tests.tools import Calls, LineEnv, model
 
 
 class TestExactly:
     def callbacks(self, tmp_path):
-        evaluation = EvalCallback(
-            seeded(), n_eval_episodes=2, eval_freq=25, log_path=tmp_path, best_model_save_path=tmp_path, verbose=0, warn=False
-        )
-        every = EveryNTimesteps(35, EvalCallback(seeded(), n_eval_episodes=1, eval_freq=1, verbose=0, warn=False))
         return [
-            evaluation,
-            every,
+            evaluating(25, n_eval_episodes=2, log_path=tmp_path, best_model_save_path=tmp_path),
+            EveryNTimesteps(35, evaluating(1)),
             StopTrainingOnMaxEpisodes(1000),
             LogEveryNTimesteps(30),
             TD3XCheckpointCallback(50, tmp_path / "checkpoint", keep_last=9),
@@ -71,10 +65,7 @@ class TestExactly:
     def test_the_patience_with_a_model_that_does_not_improve_goes_on(self, tmp_path):
         def callbacks():
             patience = StopTrainingOnNoModelImprovement(1000)
-            evaluation = EvalCallback(
-                seeded(), callback_after_eval=patience, n_eval_episodes=1, eval_freq=4, verbose=0, warn=False
-            )
-            return patience, [evaluation, TD3XCheckpointCallback(40, tmp_path)]
+            return patience, [evaluating(4, callback_after_eval=patience), TD3XCheckpointCallback(40, tmp_path)]
 
         before, given = callbacks()
         model(seeded()).learn(40, given)
@@ -84,39 +75,31 @@ class TestExactly:
         assert after.last_best_mean_reward == before.last_best_mean_reward
 
     def test_the_lengths_of_episodes_continue(self, tmp_path):
-        def given():
-            return EvalCallback(seeded(), n_eval_episodes=2, eval_freq=20, log_path=tmp_path / "e", verbose=0, warn=False)
-
+        given = partial(evaluating, n_eval_episodes=2, log_path=tmp_path / "e")
         model(seeded()).learn(40, [given(), TD3XCheckpointCallback(40, tmp_path / "run")])
         resume_run(tmp_path / "run", seeded()).learn(80, given(), resume=True)
         with np.load(tmp_path / "e" / "evaluations.npz") as scores:
             assert scores["ep_lengths"].tolist() == [[20, 20]] * 4
 
     def test_the_best_model_comes_back_where_the_scores_are_no_longer_written(self, tmp_path):
-        def evaluation(**paths):
-            return EvalCallback(seeded(), n_eval_episodes=1, eval_freq=20, verbose=0, warn=False, **paths)
-
         checkpoint, best = TD3XCheckpointCallback(40, tmp_path / "checkpoint"), {"best_model_save_path": tmp_path}
-        model(seeded()).learn(40, [evaluation(log_path=tmp_path, **best), checkpoint])
+        model(seeded()).learn(40, [evaluating(log_path=tmp_path, **best), checkpoint])
         (tmp_path / "best_model.zip").write_bytes(b"")
-        resume_run(tmp_path / "checkpoint", seeded()).learn(41, evaluation(**best), resume=True)
+        resume_run(tmp_path / "checkpoint", seeded()).learn(41, evaluating(**best), resume=True)
         assert TD3X.load(tmp_path / "best_model").num_timesteps in (20, 40)
 
     def test_what_it_has_written_stays_where_resuming_is_refused(self, tmp_path):
-        def evaluation(episodes):
-            return EvalCallback(seeded(), n_eval_episodes=episodes, eval_freq=20, log_path=tmp_path, verbose=0, warn=False)
-
-        model(seeded()).learn(40, [evaluation(1), TD3XCheckpointCallback(40, tmp_path / "checkpoint")])
+        model(seeded()).learn(40, [evaluating(log_path=tmp_path), TD3XCheckpointCallback(40, tmp_path / "checkpoint")])
         (scores := tmp_path / "evaluations.npz").write_bytes(b"newer")
+        resumed = resume_run(tmp_path / "checkpoint", seeded())
         with pytest.raises(CheckpointError, match="give it n_eval_episodes=1"):
-            resume_run(tmp_path / "checkpoint", seeded()).learn(60, evaluation(2), resume=True)
+            resumed.learn(60, evaluating(n_eval_episodes=2, log_path=tmp_path), resume=True)
         assert scores.read_bytes() == b"newer"
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     def test_an_evaluation_does_not_begin_its_seeded_episodes_again(self, tmp_path):
         def evaluation(name):
-            env = make_vec_env(LineEnv, seed=7)
-            return EvalCallback(env, n_eval_episodes=1, eval_freq=20, log_path=tmp_path / name, verbose=0, warn=False)
+            return evaluating(env=make_vec_env(LineEnv, seed=7), log_path=tmp_path / name)
 
         whole, resumed = evaluation("whole"), evaluation("cut")
         model(seeded(), seed=1).learn(80, whole)
@@ -133,9 +116,7 @@ class TestExactly:
             return True
 
         def callbacks():
-            folder = RunDir(tmp_path, "Line")
-            evaluation = Evaluation(seeded(), eval_freq=20, n_eval_episodes=1, folder=folder, lock=Mock(), warn=False)
-            return [ConvertCallback(tick), evaluation, TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
+            return [ConvertCallback(tick), scoring(tmp_path), TD3XCheckpointCallback(10, tmp_path / "checkpoint")]
 
         model(seeded(OpenLineEnv), seed=1).learn(30, callbacks())
         clock[0] = 1000.0
@@ -182,7 +163,7 @@ class TestExactly:
                 return observation, math.nan, *rest
 
         def callbacks(folder):
-            evaluation = EvalCallback(seeded(Undefined), n_eval_episodes=1, eval_freq=10, verbose=0, warn=False)
+            evaluation = evaluating(10, seeded(Undefined))
             return evaluation, [evaluation, TD3XCheckpointCallback(20, folder)]
 
         whole, given = callbacks(tmp_path / "whole")
@@ -194,8 +175,7 @@ class TestExactly:
         assert of_seeds[0] == of_seeds[1] != {"episode": 0}
 
     def test_one_that_is_not_given_again_or_was_not_saved_is_named(self, tmp_path):
-        evaluation = EvalCallback(seeded(), eval_freq=10, verbose=0, warn=False)
-        model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
+        model(seeded()).learn(40, [evaluating(10), TD3XCheckpointCallback(20, tmp_path)])
         with pytest.warns(UserWarning, match=r"callback EvalCallback\[0\] \(it was not given\)"):
             resume_run(tmp_path, seeded()).learn(60, resume=True)
         with pytest.warns(UserWarning, match=r"callback StopTrainingOnMaxEpisodes\[0\] \(it was not saved\)"):
@@ -207,12 +187,10 @@ class TestExactly:
         class CountsResets(gym.Wrapper):
             """Of a package of the user's."""
 
-        def evaluation():
-            return EvalCallback(seeded(wrapper=CountsResets), eval_freq=10, verbose=0, warn=False)
-
-        model(seeded()).learn(40, [evaluation(), TD3XCheckpointCallback(20, tmp_path)])
+        evaluations = [evaluating(10, seeded(wrapper=CountsResets)) for _ in range(2)]
+        model(seeded()).learn(40, [evaluations[0], TD3XCheckpointCallback(20, tmp_path)])
         with pytest.warns(UserWarning, match=r"the environments of callback EvalCallback\[0\]"):
-            resume_run(tmp_path, seeded()).learn(60, evaluation(), resume=True)
+            resume_run(tmp_path, seeded()).learn(60, evaluations[1], resume=True)
 
 
 def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
@@ -224,10 +202,8 @@ def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
             self.ended += rest[3]
             return *rest, {"is_success": True} if rest[3] and self.ended in (5, 7, 9) else info
 
-    folder = RunDir(tmp_path, "Tells")
-    evaluation = Evaluation(seeded(Tells), eval_freq=20, n_eval_episodes=3, folder=folder, lock=Mock(), warn=False)
-    model(seeded()).learn(60, evaluation)
-    with np.load(folder.evaluations) as arrays:
+    model(seeded()).learn(60, scoring(tmp_path, seeded(Tells), n_eval_episodes=3))
+    with np.load(tmp_path / "evaluations.npz") as arrays:
         assert arrays["successes"].tolist() == [[False, False, False], [False, True, False], [True, False, True]]
 
 
@@ -236,8 +212,8 @@ def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
     "outer",
     [
         lambda inner: EveryNTimesteps(20, inner),
-        lambda inner: EvalCallback(seeded(), callback_after_eval=inner, eval_freq=20, verbose=0),
-        lambda inner: EvalCallback(seeded(), callback_on_new_best=inner, eval_freq=20, verbose=0),
+        lambda inner: evaluating(callback_after_eval=inner),
+        lambda inner: evaluating(callback_on_new_best=inner),
     ],
     ids=["every", "after evaluations", "on new best"],
 )
@@ -254,7 +230,7 @@ def test_a_checkpoint_inside_another_callback_is_refused(outer, around, tmp_path
 
 def test_another_number_of_episodes_is_refused_before_a_step_is_made(tmp_path):
     def evaluation(episodes):
-        return EvalCallback(seeded(), eval_freq=20, n_eval_episodes=episodes, log_path=str(tmp_path / "scores"), verbose=0)
+        return evaluating(n_eval_episodes=episodes, log_path=str(tmp_path / "scores"))
 
     model(seeded()).learn(40, [evaluation(2), TD3XCheckpointCallback(20, tmp_path / "run")])
     resumed = resume_run(tmp_path / "run", seeded())
@@ -263,13 +239,13 @@ def test_another_number_of_episodes_is_refused_before_a_step_is_made(tmp_path):
     assert resumed.num_timesteps == 40
     resumed.learn(80, [evaluation(2), TD3XCheckpointCallback(20, tmp_path / "run")], resume=True)
     assert np.load(tmp_path / "scores" / "evaluations.npz")["timesteps"].tolist() == [20, 40, 60, 80]
-    unwritten = EvalCallback(seeded(), eval_freq=20, n_eval_episodes=3, verbose=0, warn=False)
-    assert resume_run(tmp_path / "run", seeded()).learn(100, unwritten, resume=True).num_timesteps == 100
+    resumed = resume_run(tmp_path / "run", seeded())
+    assert resumed.learn(100, evaluating(n_eval_episodes=3), resume=True).num_timesteps == 100  # not written
 
 
 def test_an_evaluations_environment_need_not_have_a_state_before_it_was_reset(tmp_path):
-    callbacks = [EvalCallback(DummyVecEnv([lambda: ResumableEnv(OpenLineEnv())]), eval_freq=20, verbose=0)]
-    learned = model(seeded()).learn(40, [*callbacks, TD3XCheckpointCallback(20, tmp_path)])
+    evaluation = evaluating(env=DummyVecEnv([lambda: ResumableEnv(OpenLineEnv())]))
+    learned = model(seeded()).learn(40, [evaluation, TD3XCheckpointCallback(20, tmp_path)])
     assert learned.num_timesteps == 40
     assert saved_steps(tmp_path) == [20, 40]
 
@@ -314,17 +290,14 @@ def test_callbacks_find_themselves_in_the_locals_of_every_hook():
 
 
 def test_an_evaluation_that_is_due_inside_a_rollout_is_made_after_it(tmp_path):
-    evaluation = Evaluation(
-        seeded(), folder=RunDir(tmp_path, "Line"), eval_freq=30, n_eval_episodes=1, warn=False, lock=Mock()
-    )
+    evaluation = scoring(tmp_path, eval_freq=30)
     model(seeded(), train_freq=(1, "episode")).learn(80, evaluation)  # episodes of 20 steps
     assert evaluation.evaluations_timesteps == [40, 60, 80]
 
 
 def test_the_best_models_normalization_is_kept_where_a_later_model_is_no_better(tmp_path):
-    env = VecNormalize(seeded(), training=False, norm_reward=False)
     (folder := RunDir(tmp_path, "Line")).settings.mkdir()
-    evaluation = Evaluation(env, folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=Mock())
+    evaluation = scoring(tmp_path, VecNormalize(seeded(), training=False, norm_reward=False))
     learner = model(VecNormalize(seeded())).learn(20, evaluation)
     best, evaluation.best_mean_reward = folder.best_normalization.read_bytes(), np.inf
     learner.learn(20, evaluation, reset_num_timesteps=False)
@@ -333,8 +306,7 @@ def test_the_best_models_normalization_is_kept_where_a_later_model_is_no_better(
 
 def test_the_best_models_normalization_comes_back_with_the_checkpoint(tmp_path):
     def callbacks():
-        env = VecNormalize(seeded(), training=False, norm_reward=False)
-        evaluation = Evaluation(env, folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=Mock())
+        evaluation = scoring(tmp_path, VecNormalize(seeded(), training=False, norm_reward=False))
         return [evaluation, TD3XCheckpointCallback(20, tmp_path / "checkpoint")]
 
     (folder := RunDir(tmp_path, "Line")).settings.mkdir()

@@ -19,10 +19,10 @@ from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError, RunLockedError
 from sb3_td3x.results.run_dir import RunDir
-from sb3_td3x.runs.evaluation import Evaluation, save_last
+from sb3_td3x.runs.evaluation import save_last
 from sb3_td3x.runs.experiment import Experiment, prepare
 from tests.commands import wait_until
-from tests.resuming import leave_lock, saved_steps, seeded
+from tests.resuming import leave_lock, saved_steps, scoring, seeded
 from tests.tools import model
 
 
@@ -190,8 +190,7 @@ class TestOneWriter:
     def test_a_process_that_has_lost_its_lock_writes_no_more_checkpoints_scores_and_models(self, tmp_path):
         with RunLock(tmp_path) as ours:
             saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", lock=ours)
-            folder = RunDir(tmp_path, "Line")
-            scored = Evaluation(seeded(), folder=folder, eval_freq=20, n_eval_episodes=1, warn=False, lock=ours)
+            scored = scoring(tmp_path, lock=ours)
             learner = model(seeded()).learn(40, [scored, saving])
             (tmp_path / "lock").unlink()
             leave_lock(tmp_path, host="elsewhere", pid=7)

@@ -12,7 +12,7 @@ import torch as th
 from gymnasium import spaces, wrappers
 from stable_baselines3 import SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
@@ -28,7 +28,7 @@ from sb3_td3x.common.resumable import Resumable
 from sb3_td3x.errors import CheckpointError, UntrustedModelError
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.td3x import compiled
-from tests.resuming import OpenLineEnv, assert_same_run, run_twice, saved_steps, seeded
+from tests.resuming import OpenLineEnv, assert_same_run, evaluating, run_twice, saved_steps, seeded
 from tests.tools import Calls, LineEnv, at, model, weights
 
 
@@ -328,7 +328,7 @@ class TestAfterAnErrorBeforeTheFirstStep:
     @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
     def test_learn_can_be_called_again(self, tmp_path, env):
         def scored():
-            return EvalCallback(seeded(), n_eval_episodes=2, eval_freq=20, log_path=str(tmp_path), verbose=0)
+            return evaluating(n_eval_episodes=2, log_path=str(tmp_path))
 
         save_run(model(seeded(env)).learn(50, expected := scored()), tmp_path, expected)
         resume_run(tmp_path, seeded(env)).learn(80, expected := scored(), resume=True)

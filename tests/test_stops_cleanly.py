@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from itertools import count
-from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -18,9 +17,8 @@ from sb3_td3x.common.signals import stop_signals, stopping_on_signal
 from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.environments import TRAINING, open_env
-from sb3_td3x.runs.evaluation import Evaluation
 from tests.commands import FAST, start, wait_until
-from tests.resuming import OpenLineEnv, assert_same_run, seeded
+from tests.resuming import OpenLineEnv, assert_same_run, scoring, seeded
 from tests.tools import Calls, LineEnv, at, model
 
 
@@ -37,11 +35,8 @@ class TestAnEvaluation:
             return saving.is_stopping
 
         (folder / "Line").mkdir(parents=True, exist_ok=True)
-        evaluation = Evaluation(
-            seeded(wrapper=NormalizeObservation), eval_freq=20, n_eval_episodes=2, folder=RunDir(folder, "Line"), warn=False,
-            lock=Mock(), is_stopping=is_stopping,
-        )  # fmt: skip
-        return [evaluation, saving]
+        env = seeded(wrapper=NormalizeObservation)
+        return [scoring(folder, env, n_eval_episodes=2, is_stopping=is_stopping), saving]
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     @pytest.mark.parametrize(("stop_at", "steps"), [(0, 20), (25, 20), (41, 40), (140, 80)])

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run, save_run, store
 from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError
-from tests.resuming import seeded
+from tests.resuming import evaluating, seeded
 from tests.tools import model
 from tests.zips import with_attributes
 
@@ -31,14 +30,10 @@ def forge(folder, change):
     (newest.path / "manifest.json").write_bytes(store._sealed(newest.manifest))
 
 
-def evaluation(folder):
-    return EvalCallback(seeded(), eval_freq=10, log_path=folder, verbose=0, warn=False)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untrusted") / "run"
-    model(seeded()).learn(40, [evaluation(folder), TD3XCheckpointCallback(20, folder)])
+    model(seeded()).learn(40, [evaluating(10, log_path=folder), TD3XCheckpointCallback(20, folder)])
     return folder
 
 
@@ -77,8 +72,7 @@ class TestAnUntrustedCheckpoint:
     def test_sets_nothing_of_a_callback_but_its_state(self, run):
         theirs = {"save_path": str(run.parent), "log_path": str(run.parent / "mine"), "model": None}
         forge(run, lambda manifest, state: [saved["attributes"].update(theirs) for saved in state["callbacks"].values()])
-        evaluation = EvalCallback(seeded(), eval_freq=10, log_path=run, verbose=0, warn=False)
-        saving = TD3XCheckpointCallback(20, run)
+        evaluation, saving = evaluating(10, log_path=run), TD3XCheckpointCallback(20, run)
         resume_run(run, seeded()).learn(60, [evaluation, saving], resume=True)
         assert (saving.save_path, evaluation.log_path) == (str(run), str(run / "evaluations"))
         assert sorted(path.name for path in run.parent.iterdir()) == ["mine", "run"]
@@ -175,7 +169,7 @@ class TestAnUntrustedCheckpoint:
     def test_whose_state_is_invalid_is_refused(self, run, part, value):
         forge(run, lambda manifest, state: state.update({part: value}))
         with pytest.raises(CheckpointError, match=r"state.pkl cannot be restored"):
-            resume_run(run, seeded()).learn(60, evaluation(run), resume=True)
+            resume_run(run, seeded()).learn(60, evaluating(10, log_path=run), resume=True)
 
     @pytest.mark.parametrize(
         "change", [{"replay": None}, {"logs": [1]}, {"files": {"model.zip": 3}}, {"format": 99}, {"steps": math.inf}]

@@ -121,6 +121,30 @@ def called(called_and_heard):
 
 
 @pytest.fixture
+def heard(called_and_heard):
+    """Calls ``td3x`` in this process, which must end well: what it wrote to stdout."""
+
+    def call(*arguments):
+        code, printed = called_and_heard(*arguments)
+        assert code == 0, printed.err
+        return printed.out
+
+    return call
+
+
+@pytest.fixture
+def refused(called):
+    """Calls ``td3x`` in this process, which must refuse: what it wrote to stderr."""
+
+    def call(*arguments):
+        code, printed = called(*arguments)
+        assert code == 2, printed
+        return printed
+
+    return call
+
+
+@pytest.fixture
 def registered(monkeypatch):
     """Registers an environment for one test."""
 

@@ -80,13 +80,13 @@ def test_ratios_are_those_of_the_same_turn():
 
 
 @pytest.mark.parametrize(("option", "limits"), [([], (40, 120.0)), (["--quick"], (10, 20.0))])
-def test_quick_takes_twenty_seconds_and_the_default_two_minutes(option, limits, monkeypatch):
+def test_quick_takes_twenty_seconds_and_the_default_two_minutes(option, limits, monkeypatch, heard):
     def take_turns(updates, device, per_turn, seconds, announce):
         assert (per_turn, seconds) == limits
         return {bench.BASELINE: [1.0]}
 
     monkeypatch.setattr(bench, "take_turns", take_turns)
-    assert CliRunner().invoke(cli.app, ["bench", *OPTIONS, *option]).exit_code == 0
+    heard("bench", *OPTIONS, *option)
 
 
 def test_quantile_critics_are_measured_with_scalar_ones():
@@ -143,12 +143,11 @@ def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, contenders, mo
     assert th.backends.mkldnn.matmul.fp32_precision == "none"
 
 
-def test_the_command_prints_a_table():
-    result = CliRunner().invoke(cli.app, ["bench", "--device", "auto", "--quick", *OPTIONS])
-    assert result.exit_code == 0, result.output
-    assert "TD3X compiled is not measured" in result.output
-    assert "SB3 TD3: " in result.output
-    assert "times SB3" in " ".join(result.output.split())
+def test_the_command_prints_a_table(called_and_heard):
+    code, printed = called_and_heard("bench", "--device", "auto", "--quick", *OPTIONS)
+    said = " ".join((printed.out + printed.err).split())
+    assert code == 0
+    assert all(text in said for text in ("TD3X compiled is not measured", "SB3 TD3: ", "times SB3"))
 
 
 def test_the_script_measures_every_contender_and_writes_the_figures(contenders, tmp_path, capsys):
@@ -170,10 +169,8 @@ def test_invalid_values_are_refused_before_anything_is_measured(option):
 
 
 @pytest.mark.parametrize("option", ["--batch", "--quantiles"])
-def test_a_size_of_zero_is_refused_too(option):
-    result = CliRunner().invoke(cli.app, ["bench", option, "0"])
-    assert result.exit_code == 2
-    assert f"Invalid value for '{option}'" in result.output
+def test_a_size_of_zero_is_refused_too(option, refused):
+    assert f"Invalid value for '{option}'" in refused("bench", option, 0)
 
 
 def test_milliseconds_of_an_update_of_this_batch(monkeypatch):
@@ -184,8 +181,8 @@ def test_milliseconds_of_an_update_of_this_batch(monkeypatch):
     assert {update.args for update in bench.contenders(SMALL, "cpu", print).values()} == {(1, SMALL.batch_size)}
 
 
-def test_bench_has_the_threads_that_it_prints(monkeypatch):
+def test_bench_has_the_threads_that_it_prints(monkeypatch, heard):
     monkeypatch.setattr(bench, "take_turns", lambda *_: {bench.BASELINE: [1.0]})
     monkeypatch.setattr(th, "set_num_threads", asked := Mock())
-    assert CliRunner().invoke(cli.app, ["bench", *OPTIONS, "--threads", "3"]).exit_code == 0
+    heard("bench", *OPTIONS, "--threads", 3)
     asked.assert_called_once_with(3)

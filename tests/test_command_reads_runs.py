@@ -15,9 +15,8 @@ import pybullet_envs_gymnasium  # noqa: F401  # registers the walker
 import pytest
 import yaml
 from gymnasium import spaces
-from typer.testing import CliRunner
 
-from sb3_td3x import TD3X, cli, save_run
+from sb3_td3x import TD3X, save_run
 from sb3_td3x.results import scores
 from sb3_td3x.results.plots import draw
 from sb3_td3x.results.run_dir import RunDir
@@ -33,25 +32,24 @@ class Rendered(LineEnv):
 
 
 class TestReading:
-    def test_eval_scores_the_same_episodes_in_every_process(self, walker_run, called_and_heard):
+    def test_eval_scores_the_same_episodes_in_every_process(self, walker_run, heard):
         arguments = ("eval", walker_run[0], "--episodes", 2)
-        code, printed = called_and_heard(*arguments)
-        assert code == 0
-        assert "Walker2DBulletEnv-v0, best_model.zip: return" in printed.out
-        assert td3x(*arguments) == printed.out
+        printed = heard(*arguments)
+        assert "Walker2DBulletEnv-v0, best_model.zip: return" in printed
+        assert td3x(*arguments) == printed
 
-    def test_enjoy_makes_a_video_where_there_is_no_display(self, tmp_path, monkeypatch, called_and_heard):
+    def test_enjoy_makes_a_video_where_there_is_no_display(self, tmp_path, monkeypatch, heard):
         monkeypatch.delenv("DISPLAY", raising=False)
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
         monkeypatch.setattr(play, "record_video", partial(play.record_video, max_steps=10))
         run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
-        code, printed = called_and_heard("enjoy", run.path)
-        assert (code, "there is no display: making a video" in printed.out) == (0, True)
-        assert f"{run.video} (the first 10 steps of one, return" in printed.out
+        printed = heard("enjoy", run.path)
+        assert "there is no display: making a video" in printed
+        assert f"{run.video} (the first 10 steps of one, return" in printed
         assert run.video.stat().st_size > 1000
 
     def test_enjoy_shows_the_episodes_that_eval_scores_where_there_is_a_display(
-        self, tmp_path, monkeypatch, called_and_heard, registered
+        self, tmp_path, monkeypatch, heard, registered
     ):
         shown = []
 
@@ -69,10 +67,8 @@ class TestReading:
         assert seen == pytest.approx(play.evaluate(run, 2, seed=5))
         shown.clear()
         monkeypatch.setenv("DISPLAY", ":0")
-        code, printed = called_and_heard("enjoy", run.path, "--episodes", 2)
-        assert code == 0
+        assert heard("enjoy", run.path, "--episodes", 2).count("return ") == 2
         assert shown == ["human"] * 40
-        assert printed.out.count("return ") == 2
 
     @pytest.mark.parametrize(("env_id", "renders"), [("Walker2DBulletEnv-v0", True), ("Pendulum-v1", False)])
     def test_only_pybullets_windows_need_render_to_follow_the_robot_and_keep_time(
@@ -126,17 +122,16 @@ class TestReading:
         assert capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
-    def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, called):
+    def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, refused):
         (tmp_path / "file").write_text("")
         command, option = command.split()
-        code, printed = called(command, walker_run[0], option, tmp_path / "file" / name)
-        assert code == 2
+        printed = refused(command, walker_run[0], option, tmp_path / "file" / name)
         assert printed.startswith("error: ")
         assert str(tmp_path / "file") in printed
 
-    def test_another_format_is_refused(self, walker_run, tmp_path, called):
-        code, printed = called("enjoy", walker_run[0], "--video", tmp_path / "walk.avi")
-        assert (code, printed) == (2, "error: a video is written as .mp4, not as walk.avi\n")
+    def test_another_format_is_refused(self, walker_run, tmp_path, refused):
+        printed = refused("enjoy", walker_run[0], "--video", tmp_path / "walk.avi")
+        assert printed == "error: a video is written as .mp4, not as walk.avi\n"
         assert not (tmp_path / "walk.avi").exists()
 
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
@@ -182,13 +177,12 @@ class TestReading:
 
 
 @pytest.mark.parametrize("command", ["eval", "enjoy", "plot"])
-def test_a_folder_that_is_no_run_is_refused(command, tmp_path, called, monkeypatch):
-    code, printed = called(command, tmp_path)
-    assert code == 2
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, refused, monkeypatch):
+    printed = refused(command, tmp_path)
     assert "is not a run" in printed
     assert "Traceback" not in printed
     monkeypatch.setenv("TD3X_DEBUG", "1")
-    assert "Traceback" in called(command, tmp_path)[1]
+    assert "Traceback" in refused(command, tmp_path)
 
 
 @pytest.mark.parametrize(("command", "missing"), [("eval", "folder"), ("report", "folder"), ("plot", "folder or file")])
@@ -217,47 +211,38 @@ class TestUntrustedRuns:
     """They are read without running their author's code, unless the user says that he trusts them."""
 
     @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"]])
-    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, called):
+    def test_a_model_that_needs_trust_is_refused_with_the_switch_that_loads_it(self, command, tmp_path, refused):
         run = self.scheduled(tmp_path)
         before = set(run.path.rglob("*"))
-        code, printed = called(*command, run.path)
-        assert code == 2
+        printed = refused(*command, run.path)
         assert "learning_rate holds " in printed
         assert "--trust" in printed
         assert set(run.path.rglob("*")) == before
 
     @pytest.mark.parametrize("name", ["args.yml", "config.yml", "vecnormalize.pkl"])
-    def test_their_settings_and_statistics_run_no_code(self, name, tmp_path, called):
+    def test_their_settings_and_statistics_run_no_code(self, name, tmp_path, refused):
         run, canary = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1"))), tmp_path / "canary"
         in_yaml = f"env: Pendulum-v1\nmore: !!python/object/apply:os.system ['touch {canary}']\n".encode()
         in_pickle = b"\x80\x02cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
         (run.settings / name).write_bytes(in_pickle if name.endswith(".pkl") else in_yaml)
-        code, printed = called("eval", run.path)
-        assert (code, str(run.settings / name) in printed) == (2, True)
+        assert str(run.settings / name) in refused("eval", run.path)
         assert not canary.exists()
 
-    def test_eval_trusts_when_told(self, tmp_path):
-        run = self.scheduled(tmp_path)
-        result = CliRunner().invoke(cli.app, ["eval", str(run.path), "--episodes", "1", "--trust"])
-        assert result.exit_code == 0, result.output
-        assert "return" in result.output
+    def test_eval_trusts_when_told(self, tmp_path, heard):
+        assert "return" in heard("eval", self.scheduled(tmp_path).path, "--episodes", 1, "--trust")
 
     @pytest.mark.parametrize("command", [["eval"], ["enjoy"], ["export"], ["push", "--repo", "me/it"], ["train", "--resume"]])
-    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, monkeypatch, called):
+    def test_the_module_that_names_their_environment_is_not_imported(self, command, tmp_path, monkeypatch, refused):
         run = self.of_a_module(tmp_path, monkeypatch)
-        code, printed = called(*command, run.path)
-        assert code == 2
-        assert "importing their_module runs its code" in " ".join(printed.split())
+        assert "importing their_module runs its code" in refused(*command, run.path)
         assert "their_module" not in sys.modules
 
-    def test_no_video_is_written_through_their_links(self, tmp_path, monkeypatch, called):
+    def test_no_video_is_written_through_their_links(self, tmp_path, monkeypatch, refused):
         monkeypatch.setattr(play, "has_display", lambda: False)
         run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
         (tmp_path / "elsewhere").mkdir()
         run.video.parent.symlink_to(tmp_path / "elsewhere")
-        code, printed = called("enjoy", run.path)
-        assert code == 2
-        assert "leads out of the run's folder" in " ".join(printed.split())
+        assert "leads out of the run's folder" in refused("enjoy", run.path)
         assert not list((tmp_path / "elsewhere").iterdir())
 
     def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):

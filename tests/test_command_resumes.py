@@ -90,7 +90,7 @@ def evaluated(run):
     return [event.step for event in events.Scalars("eval/mean_reward")]
 
 
-def test_ctrl_c_names_the_command_that_resumes(tmp_path, monkeypatch, called_and_heard):
+def test_ctrl_c_names_the_command_that_resumes(tmp_path, monkeypatch, called_and_heard, heard):
     folder = tmp_path / "td3x" / "Pendulum-v1_1"
     with monkeypatch.context() as patch:
         stop_after(patch, 320)
@@ -98,9 +98,7 @@ def test_ctrl_c_names_the_command_that_resumes(tmp_path, monkeypatch, called_and
     assert code == 1
     assert f"td3x train --resume {folder}" in printed.out
     assert "what was learned is saved" in printed.out
-    code, printed = called_and_heard("train", "--resume", folder)
-    assert code == 0
-    assert "steps 320 to 600" in printed.out
+    assert "steps 320 to 600" in heard("train", "--resume", folder)
     assert RunDir.open(folder).scores()[0][-1] == STEPS
 
 
@@ -116,13 +114,11 @@ def finished(of_300_steps, tmp_path):
 
 
 class TestFinished:
-    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, finished, called):
-        code, printed = called("train", "--resume", finished.path)
-        assert code == 2
-        assert "has made 300 steps, and 300 were asked for: --steps extends it" in printed
-        code, printed = called("train", "--resume", finished.path, "--steps", 5)
-        assert code == 2
-        assert "has made 300 steps, and 5 were asked for: --steps extends it and counts from the beginning" in printed
+    def test_nothing_is_left_to_do_unless_more_steps_extend_it(self, finished, refused):
+        said = "has made 300 steps, and 300 were asked for: --steps extends it"
+        assert said in refused("train", "--resume", finished.path)
+        said = "has made 300 steps, and 5 were asked for: --steps extends it and counts from the beginning"
+        assert said in refused("train", "--resume", finished.path, "--steps", 5)
         # An extension that is stopped at once is still planned
         extended = experiment.resume(finished, steps=500)
         extended.resources.close()
@@ -163,11 +159,10 @@ class TestFinished:
         short_run(tmp_path)
         assert [steps for steps, is_there in there if is_there] == [300]
 
-    def test_a_checkpoint_can_be_chosen(self, finished, called_and_heard):
+    def test_a_checkpoint_can_be_chosen(self, finished, heard):
         assert saved_steps(finished.checkpoints) == [200, 300]
         lines = len(finished.path.joinpath("0.monitor.csv").read_text().splitlines())
-        code, printed = called_and_heard("train", "--resume", finished.path, "--checkpoint", 200, "--no-video")
-        assert (code, "steps 200 to 300" in printed.out) == (0, True)
+        assert "steps 200 to 300" in heard("train", "--resume", finished.path, "--checkpoint", 200, "--no-video")
         assert finished.scores()[0].tolist() == [200, 300]
         assert len(finished.path.joinpath("0.monitor.csv").read_text().splitlines()) == lines  # no episode twice
         assert saved_steps(finished.checkpoints) == [200, 300]
@@ -181,16 +176,15 @@ class TestFinished:
                 experiment.train(run)
         assert saved_steps(finished.checkpoints) == [300, 200]  # the newer one goes with the next save
 
-    def test_the_device_and_the_number_of_threads_may_be_others(self, finished, called, called_and_heard, monkeypatch):
+    def test_the_device_and_the_number_of_threads_may_be_others(self, finished, refused, called_and_heard, heard, monkeypatch):
         finished.write_settings(finished.config(), {**finished.arguments(), "device": "cuda:7", "num_threads": 64})
         arguments = ("train", "--resume", finished.path, "--steps", 350)
-        code, printed = called(*arguments)
-        assert (code, "not 'cuda:7'" in printed) == (2, True)
+        assert "not 'cuda:7'" in refused(*arguments)
         with monkeypatch.context() as patch:
             stop_after(patch, 320)
             code, printed = called_and_heard(*arguments, "--device", "cpu", "--threads", 1)
         assert (code, f"--resume {finished.path} --device cpu --threads 1\n" in printed.out) == (1, True)
-        assert called("train", "--resume", finished.path, "--device", "cpu", "--threads", 1)[0] == 0
+        heard("train", "--resume", finished.path, "--device", "cpu", "--threads", 1)
         assert TD3X.load(finished.last_model).num_timesteps == 350
 
 
@@ -235,15 +229,9 @@ def test_a_full_disk_is_reported_with_the_run_and_an_environments_own_missing_fi
 
 class TestRefused:
     @pytest.fixture
-    def refusal(self, called):
+    def refusal(self, refused):
         """Calls ``td3x train``, which must refuse, and gives what it said."""
-
-        def call(*arguments):
-            code, printed = called("train", *arguments)
-            assert code == 2
-            return " ".join(printed.replace("│", " ").split())
-
-        return call
+        return lambda *arguments: " ".join(refused("train", *arguments).replace("│", " ").split())
 
     def test_a_run_that_another_process_writes(self, finished, refusal):
         with RunLock(finished.path):

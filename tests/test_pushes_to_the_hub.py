@@ -164,13 +164,10 @@ class TestPull:
         hub.pull(REPO, tmp_path / "logs")
         assert not list(tmp_path.rglob("escaped"))
 
-    def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(
-        self, run, repository, snapshot, tmp_path, called_and_heard
-    ):
+    def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(self, run, repository, snapshot, tmp_path, heard):
         shutil.copytree(repository, snapshot)
-        code, printed = called_and_heard("pull", REPO, "--out", tmp_path / "logs")
-        assert (code, printed.out.strip()) == (0, str(tmp_path / "logs" / "td3x" / "Pendulum-v1_1"))
-        pulled = RunDir.open(tmp_path / "logs" / "td3x" / "Pendulum-v1_1")
+        pulled = RunDir.open(heard("pull", REPO, "--out", tmp_path / "logs").strip())
+        assert pulled.path == tmp_path / "logs" / "td3x" / "Pendulum-v1_1"
         assert play.evaluate(pulled, 2, seed=1).tolist() == play.evaluate(run, 2, seed=1).tolist()
         assert pulled.video.read_bytes() == b"a video"
         assert [part.tolist() for part in pulled.scores()] == [part.tolist() for part in run.scores()]
@@ -218,59 +215,47 @@ class TestPull:
 
 
 class TestTheCommand:
-    def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, called_and_heard):
+    def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, heard, refused):
         out = tmp_path / "here"
-        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
-        assert code == 0, printed.err
+        heard("push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
         assert (out / "td3x-Pendulum-v1.zip").exists()
         assert not remote.exists()
-        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--to-folder", out)
-        assert code == 2
-        assert "already contains files" in printed.err
+        assert "already contains files" in refused("push", run.path, "--repo", REPO, "--to-folder", out)
 
-    def test_uploads_and_says_where_and_a_private_repository_is_not_one_that_others_see(self, run, remote, called_and_heard):
-        def push(name, *options):
-            return called_and_heard("push", run.path, "--repo", name, "--episodes", 1, *options)
-
-        assert push("me/private", "--private")[0] == 0
+    def test_uploads_and_says_where_and_a_private_repository_is_not_one_that_others_see(self, run, remote, heard, refused):
+        push = ("push", run.path, "--episodes", 1, "--repo")
+        heard(*push, "me/private", "--private")
         assert huggingface_hub.HfApi().repo_info("me/private").private
         assert (remote / "me/private" / "README.md").exists()
-        code, printed = push("me/public")
-        assert (code, printed.out.strip()) == (0, "https://hub.example/me/public")
+        assert heard(*push, "me/public").strip() == "https://hub.example/me/public"
         assert not huggingface_hub.HfApi().repo_info("me/public").private
         (remote / "me/public" / "README.md").unlink()
-        code, printed = push("me/public", "--private")
-        assert code == 2
-        assert "me/public is public and nothing was uploaded" in printed.err
+        assert "me/public is public and nothing was uploaded" in refused(*push, "me/public", "--private")
         assert not (remote / "me/public" / "README.md").exists()
 
-    def test_a_missing_token_is_one_line(self, run, monkeypatch, called_and_heard):
+    def test_a_missing_token_is_one_line(self, run, monkeypatch, refused):
         from huggingface_hub.errors import LocalTokenNotFoundError
 
         def refuse(self, **_):
             raise LocalTokenNotFoundError("Token is required,\nbut no token was found.")
 
         monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-        code, printed = called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)
-        assert code == 2
-        assert len(printed.err.strip().splitlines()) == 1
-        assert "hf auth login" in printed.err
+        printed = refused("push", run.path, "--repo", REPO, "--episodes", 1)
+        assert printed.count("\n") == 1
+        assert "hf auth login" in printed
 
     @pytest.mark.parametrize("name", ["walker", "some one/walker"])
-    def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, called_and_heard):
+    def test_a_name_that_is_no_repositorys_is_refused_at_once(self, name, run, monkeypatch, refused):
         monkeypatch.setattr(play, "evaluate", lambda *_: pytest.fail("evaluated first"))
-        code, printed = called_and_heard("push", run.path, "--repo", name)
-        assert code == 2
-        assert "is not the name of a repository" in printed.err
+        assert "is not the name of a repository" in refused("push", run.path, "--repo", name)
 
-    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, called_and_heard):
+    def test_a_missing_package_is_named_with_the_command_that_installs_it(self, run, monkeypatch, refused):
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         monkeypatch.delitem(sys.modules, "sb3_td3x.publish.hub")
         monkeypatch.delattr(publish, "hub")
-        code, printed = called_and_heard("push", run.path, "--repo", REPO)
-        assert code == 2
-        assert printed.err.startswith("error: ")
-        assert printed.err.endswith(": pip install huggingface_hub\n")
+        printed = refused("push", run.path, "--repo", REPO)
+        assert printed.startswith("error: ")
+        assert printed.endswith(": pip install huggingface_hub\n")
 
 
 def test_a_model_that_needs_trust_is_written_when_asked_for_and_its_card_says_so(tmp_path):
@@ -350,18 +335,18 @@ def test_the_name_of_a_model_has_no_module_and_no_slash(env_id, name):
     assert hub.model_name(env_id) == name
 
 
-def test_the_command_evaluates_as_many_episodes_as_asked(run, tmp_path, called_and_heard):
-    called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1, "--seed", 5, "--to-folder", tmp_path / "here")
+def test_the_command_evaluates_as_many_episodes_as_asked(run, tmp_path, heard):
+    heard("push", run.path, "--repo", REPO, "--episodes", 1, "--seed", 5, "--to-folder", tmp_path / "here")
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert (results["n_eval_episodes"], results["seed"]) == (1, 5)
 
 
-def test_what_another_run_has_pushed_and_this_one_lacks_does_not_stay(remote, tmp_path, called_and_heard):
+def test_what_another_run_has_pushed_and_this_one_lacks_does_not_stay(remote, tmp_path, heard):
     run = saved_run(tmp_path / "logs", "Pendulum-v1", model(env="Pendulum-v1"))
     (remote / REPO).mkdir(parents=True)
     for name in ("td3x-Old-v0.zip", "vec_normalize.pkl", "replay.mp4"):
         (remote / REPO / name).touch()
-    assert called_and_heard("push", run.path, "--repo", REPO, "--episodes", 1)[0] == 0
+    heard("push", run.path, "--repo", REPO, "--episodes", 1)
     pushed = {path.name for path in (remote / REPO).iterdir()}
     assert "td3x-Pendulum-v1.zip" in pushed
     assert not pushed & {"td3x-Old-v0.zip", "vec_normalize.pkl", "replay.mp4"}

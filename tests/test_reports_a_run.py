@@ -167,11 +167,10 @@ class TestContent:
         assert commands(finished)[1] == ["td3x", "train", "--resume", str(copy), "--steps", "800"]
         assert "unfinished" not in finished
 
-    def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, called):
+    def test_a_run_that_has_just_begun_has_a_page_too(self, unfinished, tmp_path, heard):
         (tmp_path / "run").mkdir()
         shutil.copytree(unfinished.settings, tmp_path / "run" / "Line-v0")
-        code, _ = called("report", tmp_path / "run")
-        assert code == 0
+        heard("report", tmp_path / "run")
         text = (tmp_path / "run" / "report.html").read_text()
         assert "has no evaluations yet" in text
         assert "no training diagnostics" in text

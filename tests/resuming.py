@@ -15,7 +15,8 @@ from sb3_td3x.common import lock
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs.environments import EpisodeSeeds
 from sb3_td3x.runs.evaluation import Evaluation
-from tests.tools import LineEnv, model, weights
+from tests.paths import optimizer_states
+from tests.tools import LineEnv, largest_difference, model, weights
 
 STEPS = 120
 
@@ -67,21 +68,16 @@ def poison_generators():
 
 
 def assert_same_run(left, right):
-    for name, value in weights(left).items():
-        assert th.equal(value, weights(right)[name]), name
-    for ours, theirs in ((left.actor, right.actor), (left.critic, right.critic)):
-        for parameter, counterpart in zip(ours.parameters(), theirs.parameters(), strict=True):
-            for key, value in ours.optimizer.state[parameter].items():
-                assert th.equal(value, theirs.optimizer.state[counterpart][key]), key
+    assert largest_difference(weights(left), weights(right)) == 0
+    assert largest_difference(optimizer_states(left), optimizer_states(right)) == 0
     assert left.replay_buffer.pos == right.replay_buffer.pos
     assert left.replay_buffer.full == right.replay_buffer.full
     for name in ("actions", "rewards", "dones", "timeouts"):
         assert np.array_equal(getattr(left.replay_buffer, name), getattr(right.replay_buffer, name)), name
     for name in ("num_timesteps", "_n_updates", "_episode_num"):
         assert getattr(left, name) == getattr(right, name), name
-    assert [(episode["r"], episode["l"]) for episode in left.ep_info_buffer] == [
-        (episode["r"], episode["l"]) for episode in right.ep_info_buffer
-    ]
+    episodes, theirs = ([(each["r"], each["l"]) for each in run.ep_info_buffer] for run in (left, right))
+    assert episodes == theirs
 
 
 def run_twice(tmp_path, make_env, save_freq=50, trust=False, **kwargs):

@@ -13,13 +13,12 @@ import torch
 from stable_baselines3.common.buffers import ReplayBuffer
 from torch import nn
 
-from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import resume_run, save_run
 from sb3_td3x.td3x import compiled, gradient_step
 from sb3_td3x.td3x.compiled import SWITCH_AFTER, CannotAccelerate, Updater, update_path
 from tests.paths import ready, train
 from tests.resuming import OpenLineEnv, seeded
-from tests.tools import filled, largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import filled, largest_difference, model, random_batch, reloaded, train_on, weights, without_output
 
 SWITCH = 25
 
@@ -56,11 +55,10 @@ class TestAuto:
         algorithm.train(40, 8)
         assert switch == [SWITCH]
 
-    def test_a_copy_continues_counting_and_a_loaded_model_begins_anew(self, switch, tmp_path):
+    def test_a_copy_continues_counting_and_a_loaded_model_begins_anew(self, switch):
         algorithm = model().learn(30)
         assert algorithm._updates_since_load == copy.deepcopy(algorithm)._updates_since_load == 20
-        algorithm.save(tmp_path / "model")
-        assert TD3X.load(tmp_path / "model")._updates_since_load == 0
+        assert reloaded(algorithm)._updates_since_load == 0
 
     @pytest.mark.filterwarnings("error:not restored exactly")
     @pytest.mark.parametrize("saved_at", [SWITCH + 9, SWITCH + 10, SWITCH + 11])  # 10 steps are random

@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import Calls, LineEnv, at, model
+from tests.tools import Calls, LineEnv, at, model, reloaded
 
 
 class CountingEnv(LineEnv):
@@ -237,7 +237,7 @@ class TestAnEpisodeThatIsCut:
             algorithm = model(CountingGoalEnv(), **settings, buffer_size=25).learn(130)
         assert 20 < algorithm._n_updates < 80
 
-    def test_episodes_that_never_end_warn(self, tmp_path):
+    def test_episodes_that_never_end_warn(self):
         settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
         with pytest.warns(UserWarning, match=r"nothing is learned now.*Give the environment a time limit"):
             assert model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(1010)._n_updates == 0
@@ -247,8 +247,7 @@ class TestAnEpisodeThatIsCut:
             warnings.simplefilter("error")
             model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(990)
             algorithm = model(CountingGoalEnv(), **settings).learn(110)
-            algorithm.save(tmp_path / "model")
-            loaded = TD3X.load(tmp_path / "model", env=CountingGoalEnv(), learning_starts=0)
+            loaded = reloaded(algorithm, env=CountingGoalEnv(), learning_starts=0)
             assert loaded.learn(30, reset_num_timesteps=False)._n_updates > algorithm._n_updates
 
     def test_continues_where_nothing_was_reset(self):

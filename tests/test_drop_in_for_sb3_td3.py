@@ -13,7 +13,7 @@ from stable_baselines3 import PPO, SAC, TD3
 
 from sb3_td3x import TD3X, CnnPolicy, MultiInputPolicy, TD3XPolicy
 from tests.paths import ready
-from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, model, random_batch, reloaded, weights, without_output
 
 
 def parameters(function):
@@ -65,10 +65,9 @@ def test_same_seed_starts_from_the_same_weights_as_sb3():
     assert largest_difference(weights(model(cls=TD3)), weights(model(cls=TD3X))) == 0
 
 
-def test_a_saved_model_of_sb3_loads_and_trains_on(tmp_path):
+def test_a_saved_model_of_sb3_loads_and_trains_on():
     theirs = model(cls=TD3).learn(100)
-    theirs.save(tmp_path / "td3")
-    ours = TD3X.load(tmp_path / "td3", env=LineEnv())
+    ours = reloaded(theirs, env=LineEnv())
 
     observation = np.ones((4, 3), dtype=np.float32)
     np.testing.assert_array_equal(ours.predict(observation)[0], theirs.predict(observation)[0])
@@ -93,10 +92,9 @@ def test_a_saved_model_of_sb3_has_sb3s_settings_whatever_the_defaults_are(name, 
     assert getattr(TD3X.load(Path(__file__).parent / "golden" / "sb3_td3_2.9.2.zip"), name) == in_sb3
 
 
-def test_our_saved_model_loads_in_sb3_and_trains_on(tmp_path):
+def test_our_saved_model_loads_in_sb3_and_trains_on():
     ours = model().learn(100)
-    ours.save(tmp_path / "td3x")
-    theirs = TD3.load(tmp_path / "td3x", env=LineEnv())
+    theirs = reloaded(ours, cls=TD3, env=LineEnv())
     observation = np.ones((4, 3), dtype=np.float32)
     np.testing.assert_array_equal(ours.predict(observation)[0], theirs.predict(observation)[0])
     theirs.learn(50, reset_num_timesteps=False)

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, save_run
 from sb3_td3x.common.resumable import Resumable
-from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, weights
+from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, reloaded, weights
 
 HOOKS = sorted(
     name
@@ -103,15 +103,14 @@ def test_a_replay_buffer_may_have_a_memory_of_its_own(cls):
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
-def test_a_subclass_may_save_fewer_parts(base, tmp_path):
+def test_a_subclass_may_save_fewer_parts(base):
     cls = type("Lean", (base,), {"_get_torch_save_params": lambda self: (["policy"], [])})
     saved = model(cls=cls).learn(20)
-    saved.save(tmp_path / "lean")
-    assert largest_difference(weights(cls.load(tmp_path / "lean")), weights(saved)) == 0
+    assert largest_difference(weights(reloaded(saved, cls=cls)), weights(saved)) == 0
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
-def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base, tmp_path):
+def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base):
     class Own(base):
         parts = 0
 
@@ -119,8 +118,7 @@ def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base, tmp_path):
             return [*super()._excluded_save_params(), *[f"part{number}" for number in range(self.__dict__["parts"])]]
 
     (saved := model(cls=Own)).parts, saved.part0 = 1, lambda: None
-    saved.save(tmp_path / "model")
-    assert not hasattr(Own.load(tmp_path / "model"), "part0")
+    assert not hasattr(reloaded(saved, cls=Own), "part0")
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
@@ -136,15 +134,14 @@ def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loade
 
     model(cls=base, seed=7).save(tmp_path / "before.zip")
     saved = model(cls=Own).learn(20)
-    saved.save(tmp_path / "model")
-    loaded = Own.load(tmp_path / "model")
+    loaded = reloaded(saved, cls=Own)
     assert all(np.array_equal(value, saved.first[name]) for name, value in loaded.first.items())
     loaded.teacher.set_parameters(model(cls=base, seed=8).get_parameters())
     assert largest_difference(weights(loaded), weights(saved)) == 0
 
 
 @pytest.mark.parametrize("base", [TD3, TD3X])
-def test_a_subclass_that_changes_old_parameters_is_given_them_at_load(base, tmp_path):
+def test_a_subclass_that_changes_old_parameters_is_given_them_at_load(base):
     class Own(base):
         def set_parameters(self, params, *args, **kwargs):
             seen.append(sorted(params))
@@ -152,8 +149,7 @@ def test_a_subclass_that_changes_old_parameters_is_given_them_at_load(base, tmp_
             super().set_parameters(params, *args, **kwargs)
 
     seen, saved = [], model(cls=Own)
-    saved.save(tmp_path / "model")
-    assert largest_difference(weights(Own.load(tmp_path / "model")), weights(saved)) == 1
+    assert largest_difference(weights(reloaded(saved, cls=Own)), weights(saved)) == 1
     assert seen == [["actor.optimizer", "critic.optimizer", "policy"]]
 
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.noise import (
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from tests.tools import Calls, LineEnv, at, model
+from tests.tools import Calls, LineEnv, at, model, reloaded
 
 LOPSIDED = spaces.Box(np.array([-2.0, 0.0], dtype=np.float32), np.array([1.0, 10.0], dtype=np.float32))
 
@@ -85,14 +85,13 @@ def test_warm_up_follows_the_first_of_many_short_runs():
         assert algorithm.learning_starts == 120
 
 
-def test_a_number_may_be_set_on_a_model_or_at_load(tmp_path):
+def test_a_number_may_be_set_on_a_model_or_at_load():
     algorithm = model()
     algorithm.action_noise = 0.05
     algorithm.learn(20)
     assert isinstance(algorithm.action_noise, NormalActionNoise)
     np.testing.assert_array_equal(algorithm.action_noise._sigma, [0.05])
-    algorithm.save(tmp_path / "model")
-    np.testing.assert_array_equal(TD3X.load(tmp_path / "model", action_noise=0.2).action_noise._sigma, [0.2])
+    np.testing.assert_array_equal(reloaded(algorithm, action_noise=0.2).action_noise._sigma, [0.2])
 
 
 class Counting(OrnsteinUhlenbeckActionNoise):
@@ -215,15 +214,14 @@ class TestAutomaticLearningStarts:
         algorithm._setup_learn(int(total))
         assert algorithm.learning_starts == starts
 
-    def test_is_kept_when_a_run_continues_and_resolved_again_for_a_new_one(self, tmp_path):
+    def test_is_kept_when_a_run_continues_and_resolved_again_for_a_new_one(self):
         algorithm = model(learning_starts="auto")
         algorithm._setup_learn(20_000)
         assert algorithm.learning_starts == 400
         algorithm.num_timesteps = 20_000
         algorithm._setup_learn(1_000, reset_num_timesteps=False)
         assert algorithm.learning_starts == 400
-        algorithm.save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded = reloaded(algorithm, env=LineEnv())
         assert loaded.learning_starts == 400
         loaded._setup_learn(50_000)
         assert loaded.learning_starts == 1_000

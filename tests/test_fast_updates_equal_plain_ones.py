@@ -21,7 +21,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
 from sb3_td3x.td3x import compiled
 from tests.paths import assert_equal, noise, pair, programs, ready, train
-from tests.tools import SMALL, LineEnv, feed, largest_difference, random_batch, train_on, weights, without_output
+from tests.tools import SMALL, LineEnv, feed, largest_difference, random_batch, train_each, train_on, weights, without_output
 
 pytestmark = pytest.mark.skipif(not compiled.has_compiler(), reason="no C++ compiler on this machine")
 
@@ -44,8 +44,7 @@ def test_equal_after_one_update_and_bounded_after_fifty(optimized):
         for algorithm in (plain, compiled):
             train(algorithm, [random_batch(update)], first=update)
         assert_equal(plain, compiled)
-    for algorithm in (plain, compiled):
-        train_on(algorithm, range(2, 50))
+    train_each((plain, compiled), range(2, 50))
     # Rounding grows with the updates; the bound is the documented one
     assert_equal(plain, compiled, rtol=1e-3, atol=1e-5)
     assert plain.logger.name_to_value["train/critic_loss"] == pytest.approx(
@@ -115,12 +114,10 @@ def test_an_edited_setting_takes_effect_with_the_next_update(name, values, progr
 def test_a_model_saved_on_one_path_trains_on_on_the_other(tmp_path, first):
     second = {"plain": "compiled", "compiled": "plain"}[first]
     stays, moves = ready(first), ready(first)
-    for algorithm in (stays, moves):
-        train_on(algorithm, range(4))
+    train_each((stays, moves), range(4))
     moves.save(tmp_path / "model", exclude=["_draw_noise"])
     moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv(), accelerate=second))
-    for algorithm in (stays, moves):
-        train_on(algorithm, range(4, 8))
+    train_each((stays, moves), range(4, 8))
     assert_equal(stays, moves, rtol=1e-4)
 
 
@@ -261,8 +258,7 @@ POLICIES = {
 @pytest.mark.parametrize("kwargs", POLICIES.values(), ids=POLICIES)
 def test_equal_for_policies_of_every_kind(kwargs):
     plain, compiled = pair(**kwargs, **EVERY_UPDATE)
-    for algorithm in (plain, compiled):
-        train_on(algorithm, range(2))
+    train_each((plain, compiled), range(2))
     assert_equal(plain, compiled, rtol=1e-4, atol=1e-6)
     assert programs(compiled) == 2
 

@@ -3,7 +3,7 @@
 import pytest
 import torch as th
 
-from tests.tools import SMALL, model, train_on, weights, without_output
+from tests.tools import SMALL, model, train_each, train_on, weights, without_output
 
 SGD = {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}}
 
@@ -21,8 +21,7 @@ def moved(algorithm, before, network):
 def test_each_network_moves_no_further_than_the_bound_with_plain_gradient_descent():
     free, bounded = (ready(learning_rate=1.0, max_grad_norm=bound, **SGD) for bound in (None, 0.01))
     before = weights(free)
-    for algorithm in (free, bounded):
-        train_on(algorithm, [0])
+    train_each((free, bounded), [0])
     assert moved(free, before, "critic") > 0.1
     assert moved(bounded, before, "critic") == pytest.approx(0.01, rel=1e-3)
     assert moved(free, before, "actor") > 0.01

@@ -22,13 +22,12 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X
 from sb3_td3x.td3x import diagnostics
 from sb3_td3x.td3x.compiled import has_compiler
 from sb3_td3x.td3x.diagnostics import measure
 from sb3_td3x.td3x.exploration import noise_std
 from sb3_td3x.td3x.gradient_step import UpdateSettings
-from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, random_batch, weights
+from tests.tools import SMALL, BatchNorm, LineEnv, largest_difference, model, random_batch, reloaded, weights
 
 ROOT = Path(__file__).parent.parent
 MEASURED = {"train/q_mean", "train/target_mean", "train/twin_gap", "train/action_saturation"}
@@ -107,8 +106,7 @@ class TestNumbers:
         assert noise_std(type("Own", (NormalActionNoise,), own)(np.zeros(2), np.ones(2))) is None
 
     def test_there_are_none_before_the_first_update(self, tmp_path):
-        model().learn(30).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded = reloaded(model().learn(30), env=LineEnv())
         loaded.set_logger(configure(str(tmp_path), ["csv"]))
         loaded.learn(30, LogEveryNTimesteps(1))  # a new run with a trained actor
         assert [bool(row["train/q_mean"]) for row in rows(tmp_path)] == [False] * 11 + [True] * 19  # 10 steps are random

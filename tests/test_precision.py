@@ -12,7 +12,7 @@ from gymnasium import spaces
 from sb3_td3x import TD3X
 from sb3_td3x.td3x import precision
 from tests.paths import assert_equal, pair, ready
-from tests.tools import LineEnv, largest_difference, random_batch, train_on, weights
+from tests.tools import LineEnv, largest_difference, random_batch, train_each, train_on, weights
 
 has_bf16_units = precision.has_bf16_units  # before a fixture replaces it
 has_settings = pytest.mark.skipif(not hasattr(th.backends.mkldnn, "matmul"), reason="torch 2.8 has no setting for products")
@@ -24,8 +24,7 @@ class TestPrecision:
         exact, rounded = ready("plain", **wide), ready("plain", precision="bf16", **wide)
         observation = random_batch(0).observations.numpy()
         np.testing.assert_array_equal(exact.predict(observation)[0], rounded.predict(observation)[0])
-        for algorithm in (exact, rounded):
-            train_on(algorithm, range(2))
+        train_each((exact, rounded), range(2))
         difference = largest_difference(weights(exact), weights(rounded))
         assert 1e-7 < difference < 5e-3  # Adam's first steps are lr (1e-3) long, whatever the gradient's size
         for name, value in weights(rounded).items():
@@ -43,8 +42,7 @@ class TestPrecision:
 
     def test_short_layers_stay_in_float32(self):
         exact, rounded = ready("plain"), ready("plain", precision="bf16")
-        for algorithm in (exact, rounded):
-            train_on(algorithm, range(2))
+        train_each((exact, rounded), range(2))
         assert largest_difference(weights(exact), weights(rounded)) == 0
 
     @pytest.mark.skipif(not th.set_flush_denormal(False), reason="this processor keeps denormal numbers")
@@ -99,8 +97,7 @@ class TestPrecision:
     def test_updates_with_onednns_kernels_are_float32_or_declined(self):
         plain, compiled = pair(policy_kwargs={"net_arch": [64, 64]})  # oneDNN takes no smaller products
         compiled._get_updater().kernels = "onednn" if precision._onednn_is_accurate() else "default"
-        for algorithm in (plain, compiled):
-            train_on(algorithm, range(2))
+        train_each((plain, compiled), range(2))
         assert_equal(plain, compiled)
 
     @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sb3_td3x.common.transitions import sample
 from sb3_td3x.td3x import compiled, gradient_step
 from tests.paths import assert_equal, pair
 from tests.reference.prioritized_by_the_paper import largest_errors, priority
-from tests.tools import LineEnv, filled, model, train_on, without_output
+from tests.tools import LineEnv, filled, model, reloaded, train_on, without_output
 
 DICTS = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 ONE_ARRAY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
@@ -196,7 +196,6 @@ class TestAlgorithm:
             lap.learn(5, reset_num_timesteps=False)
 
     @pytest.mark.parametrize("cls", [TD3, TD3X])
-    def test_lap_asked_for_at_load_brings_its_buffer(self, cls, tmp_path):
-        model(cls=cls).learn(20).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), prioritization="lap").learn(20)
+    def test_lap_asked_for_at_load_brings_its_buffer(self, cls):
+        loaded = reloaded(model(cls=cls).learn(20), env=LineEnv(), prioritization="lap").learn(20)
         assert type(loaded.replay_buffer) is PrioritizedReplayBuffer

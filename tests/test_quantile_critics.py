@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy
-from tests.tools import OBSERVATIONS, SMALL, LineEnv, largest_difference, model, train_on, weights, without_output
+from tests.tools import OBSERVATIONS, SMALL, LineEnv, largest_difference, model, train_each, train_on, weights, without_output
 
 QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 GOLDEN = Path(__file__).parent / "golden"
@@ -64,14 +64,12 @@ class TestDropping:
 class TestFiles:
     def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(self, tmp_path):
         stays, moves = ready(top_quantiles_to_drop_per_net=1), ready(top_quantiles_to_drop_per_net=1)
-        for algorithm in (stays, moves):
-            train_on(algorithm, range(4))
+        train_each((stays, moves), range(4))
         moves.save(tmp_path / "model", exclude=["_draw_noise"])
         moves = without_output(TD3X.load(tmp_path / "model", env=LineEnv()))
         assert (moves.n_quantiles, moves.top_quantiles_to_drop_per_net) == (5, 1)
         np.testing.assert_array_equal(moves.predict(OBSERVATIONS)[0], stays.predict(OBSERVATIONS)[0])
-        for algorithm in (stays, moves):
-            train_on(algorithm, range(4, 8))
+        train_each((stays, moves), range(4, 8))
         assert largest_difference(weights(stays), weights(moves)) == 0
 
     def test_the_policy_alone(self, tmp_path):

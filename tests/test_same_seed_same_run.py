@@ -1,6 +1,5 @@
 """The same seed gives the same run, array for array."""
 
-import hashlib
 from contextlib import closing
 
 import numpy as np
@@ -38,13 +37,6 @@ def arrays(algorithm):
     return result
 
 
-def digest(algorithm):
-    total = hashlib.sha256()
-    for name, array in sorted(arrays(algorithm).items()):
-        total.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_twice_in_one_process(case):
     first, second = arrays(run(case)), arrays(run(case))
@@ -54,7 +46,8 @@ def test_twice_in_one_process(case):
 
 
 def test_another_seed_gives_another_run():
-    assert digest(run("plain", seed=0)) != digest(run("plain", seed=1))
+    first, second = (arrays(run("plain", seed=seed)) for seed in (0, 1))
+    assert not any(np.array_equal(first[name], second[name]) for name in ("replay/observations", "replay/actions", "noise"))
 
 
 def test_torchs_own_seed_is_enough_for_the_target_noise_when_none_is_given():

@@ -5,7 +5,6 @@ import io
 import json
 import tempfile
 import threading
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +28,8 @@ from sb3_td3x import (
     resume_run,
 )
 from sb3_td3x.saving.model_zip import FORMAT_VERSION
-from tests.tools import OBSERVATIONS, Calls, LineEnv, largest_difference, model, weights
+from tests.tools import OBSERVATIONS, Calls, LineEnv, largest_difference, model, reloaded, weights
+from tests.zips import with_attributes
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_what_the_constructor_takes_for_nothing_load_takes_too(saved):
             TD3X.load(saved[1], seed=seed)
 
 
-def test_tensors_of_a_subclass_beside_the_networks_come_back_with_trust(tmp_path):
+def test_tensors_of_a_subclass_beside_the_networks_come_back_with_trust():
     class Own(TD3X):
         def _setup_model(self):
             super()._setup_model()
@@ -150,8 +150,7 @@ def test_tensors_of_a_subclass_beside_the_networks_come_back_with_trust(tmp_path
 
     learner = model(cls=Own)
     learner.scale.fill_(7)
-    learner.save(tmp_path / "model")
-    assert Own.load(tmp_path / "model", trust=True).scale == 7
+    assert reloaded(learner, cls=Own, trust=True).scale == 7
 
 
 def test_hindsight_replay_without_its_environment_is_refused(tmp_path):
@@ -180,10 +179,9 @@ def test_a_folder_or_a_number_of_another_kind_does_not_keep_a_model_from_being_l
         assert loaded.actor.optimizer.param_groups[0]["betas"] == algorithm.actor.optimizer.param_groups[0]["betas"]
 
 
-def test_an_optimizer_whose_state_has_other_shapes_comes_back_with_trust(tmp_path):
+def test_an_optimizer_whose_state_has_other_shapes_comes_back_with_trust():
     algorithm = model(policy_kwargs={"net_arch": [8], "optimizer_class": th.optim.Adafactor}).learn(60)
-    algorithm.save(tmp_path / "model")
-    loaded = TD3X.load(tmp_path / "model", trust=True)
+    loaded = reloaded(algorithm, trust=True)
     states = [each.critic.optimizer.state_dict()["state"][0]["row_var"] for each in (algorithm, loaded)]
     assert states[0].shape != algorithm.critic.optimizer.param_groups[0]["params"][0].shape
     assert th.equal(*states)
@@ -295,12 +293,8 @@ class TestRefused:
             TD3X.load(tmp_path / "ppo")
 
     def test_a_newer_format(self, saved, tmp_path):
-        with zipfile.ZipFile(saved[1]) as old, zipfile.ZipFile(tmp_path / "newer.zip", "w") as new:
-            for name in old.namelist():
-                content = old.read(name)
-                if name == "data":
-                    content = json.dumps({**json.loads(content), "format_version": FORMAT_VERSION + 1}).encode()
-                new.writestr(name, content)
+        newer = with_attributes(saved[1].read_bytes(), format_version=FORMAT_VERSION + 1)
+        (tmp_path / "newer.zip").write_bytes(newer)
         with pytest.raises(ModelFileError, match="please upgrade"):
             TD3X.load(tmp_path / "newer.zip")
 
@@ -311,13 +305,12 @@ class TestRefused:
             assert not isinstance(raised.value, ModelFileError)
 
 
-def test_arguments_that_are_changed_for_the_next_model_leave_what_a_model_saves(tmp_path):
+def test_arguments_that_are_changed_for_the_next_model_leave_what_a_model_saves():
     arguments = {"net_arch": [8]}
     first = model(policy_kwargs=arguments)
     arguments["net_arch"] = [16]
     assert model(policy_kwargs=arguments).actor.mu[0].out_features == 16
-    first.save(tmp_path / "model")
-    assert TD3X.load(tmp_path / "model").actor.mu[0].out_features == 8
+    assert reloaded(first).actor.mu[0].out_features == 8
 
 
 def test_a_model_can_be_saved_as_training_is_set_up(tmp_path):

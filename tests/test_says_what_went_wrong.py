@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X, TD3XCheckpointCallback, errors
-from tests.tools import Calls, LineEnv, at, filled, largest_difference, line_envs, model, weights
+from tests.tools import Calls, LineEnv, at, filled, largest_difference, line_envs, model, reloaded, weights
 
 
 class TestLoadOnAnObject:
@@ -152,8 +152,7 @@ def test_networks_are_float32_whatever_torchs_default_is(settings, tmp_path):
     th.set_default_dtype(th.float64)
     try:
         algorithm = model(**settings).learn(30)
-        algorithm.save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model")
+        loaded = reloaded(algorithm)
         algorithm.policy.save(tmp_path / "policy")
         assert type(algorithm.policy).load(tmp_path / "policy").predict(np.zeros(3))[0].shape == (1,)
         assert th.get_default_dtype() is th.float64

@@ -34,6 +34,7 @@ from tests.tools import (
     line_envs,
     model,
     random_batch,
+    reloaded,
     weights,
     without_observation,
 )
@@ -71,10 +72,9 @@ class TestNStepAfterLoad:
         assert algorithm.replay_buffer.gamma == 0.5
 
     @pytest.mark.parametrize("own", [1, 4])
-    def test_a_buffer_the_user_chose_is_kept(self, own, tmp_path):
+    def test_a_buffer_the_user_chose_is_kept(self, own):
         chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
-        model(n_steps=own, **chosen).learn(40).save(tmp_path / "chosen")
-        loaded = TD3X.load(tmp_path / "chosen", env=LineEnv())
+        loaded = reloaded(model(n_steps=own, **chosen).learn(40), env=LineEnv())
         assert loaded.replay_buffer.n_steps == 4
         assert type(loaded.replay_buffer) is NStepReplayBuffer
 
@@ -114,9 +114,8 @@ class TestOtherNumberOfEnvironments:
         ("noise", "saved", "loaded"),
         [(0.1, 2, 3), (0.1, 2, 1), (0.1, 1, 2), (OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)), 2, 3)],
     )
-    def test_action_noise_fits_after_load(self, tmp_path, noise, saved, loaded):
-        model(line_envs(saved), action_noise=noise).learn(40).save(tmp_path / "model")
-        again = TD3X.load(tmp_path / "model", env=line_envs(loaded)).learn(40)
+    def test_action_noise_fits_after_load(self, noise, saved, loaded):
+        again = reloaded(model(line_envs(saved), action_noise=noise).learn(40), env=line_envs(loaded)).learn(40)
         assert np.shape(again.action_noise()) == ((loaded, 1) if loaded > 1 else (1,))
 
     def test_a_buffer_that_does_not_fit_is_refused_and_the_old_one_kept(self, tmp_path):
@@ -156,20 +155,18 @@ class TestRandomGeneratorsAtLoad:
             results.append(weights(loaded))
         assert largest_difference(*results) == 0
 
-    def test_target_noise_after_sb3s_zip_follows_its_seed(self, tmp_path):
+    def test_target_noise_after_sb3s_zip_follows_its_seed(self):
         draws = []
         for seed in (1, 1, 2):
-            model(cls=TD3, seed=seed).learn(20).save(tmp_path / "td3")
-            draws.append(th.randn(5, generator=TD3X.load(tmp_path / "td3").noise_generator))
+            draws.append(th.randn(5, generator=reloaded(model(cls=TD3, seed=seed).learn(20)).noise_generator))
         assert th.equal(draws[0], draws[1])
         assert not th.equal(draws[0], draws[2])
 
 
 class TestResumingWithoutTheReplayBuffer:
     @pytest.mark.parametrize("saved_at", [25, 60])
-    def test_no_update_until_learning_starts_transitions_are_stored(self, tmp_path, saved_at):
-        model(learning_starts=30).learn(saved_at).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+    def test_no_update_until_learning_starts_transitions_are_stored(self, saved_at):
+        loaded = reloaded(model(learning_starts=30).learn(saved_at), env=LineEnv())
         updates, before = loaded._n_updates, weights(loaded)
         loaded.learn(29, reset_num_timesteps=False)
         assert loaded._n_updates == updates
@@ -177,15 +174,13 @@ class TestResumingWithoutTheReplayBuffer:
         loaded.learn(20, reset_num_timesteps=False)
         assert loaded._n_updates == updates + 20
 
-    def test_learning_starts_that_is_set_to_later_steps_asks_for_no_more_than_those(self, tmp_path):
+    def test_learning_starts_that_is_set_to_later_steps_asks_for_no_more_than_those(self):
         """``model.learning_starts = model.num_timesteps + 5_000`` is what SB3's users write for this."""
-        model(learning_starts=30).learn(60).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+        loaded = reloaded(model(learning_starts=30).learn(60), env=LineEnv())
         loaded.learning_starts, updates = loaded.num_timesteps + 15, loaded._n_updates
         assert loaded.learn(30, reset_num_timesteps=False)._n_updates == updates + 15
         assert loaded.learn(30, reset_num_timesteps=False)._n_updates == updates + 45
-        loaded.save(tmp_path / "again")
-        again = TD3X.load(tmp_path / "again", env=LineEnv())
+        again = reloaded(loaded, env=LineEnv())
         assert again.learn(30, reset_num_timesteps=False)._n_updates == updates + 45 + 16
 
     def test_updates_that_are_asked_for_before_are_made(self):
@@ -194,9 +189,8 @@ class TestResumingWithoutTheReplayBuffer:
             collecting.learn(20, reset_num_timesteps=False).train(5, 8)
             assert collecting._n_updates == updates
 
-    def test_the_policy_acts_meanwhile(self, tmp_path):
-        model(learning_starts=30).learn(60).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv(), action_noise=None)
+    def test_the_policy_acts_meanwhile(self):
+        loaded = reloaded(model(learning_starts=30).learn(60), env=LineEnv(), action_noise=None)
         with pytest.warns(UserWarning, match="^no updates yet: the replay buffer lacks learning_starts transitions"):
             loaded.learn(5, reset_num_timesteps=False)
         buffer = loaded.replay_buffer
@@ -211,9 +205,8 @@ class TestResumingWithoutTheReplayBuffer:
         loaded.learn(5, reset_num_timesteps=False)
         assert loaded._n_updates == saved._n_updates + 5
 
-    def test_a_buffer_smaller_than_learning_starts_only_has_to_be_full(self, tmp_path):
-        model(learning_starts=30, buffer_size=20).learn(60).save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model", env=LineEnv())
+    def test_a_buffer_smaller_than_learning_starts_only_has_to_be_full(self):
+        loaded = reloaded(model(learning_starts=30, buffer_size=20).learn(60), env=LineEnv())
         updates = loaded._n_updates
         loaded.learn(25, reset_num_timesteps=False)
         assert loaded._n_updates == updates + 6

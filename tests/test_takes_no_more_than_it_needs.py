@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch as th
 
-from sb3_td3x import TD3X
-from tests.tools import SMALL, LineEnv, model
+from tests.tools import SMALL, LineEnv, model, reloaded
 
 STATM = Path("/proc/self/statm")
 
@@ -16,14 +15,13 @@ def resident_megabytes():
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="no /proc on this system")
-def test_a_replay_buffer_takes_its_memory_as_it_fills_also_after_loading(tmp_path):
+def test_a_replay_buffer_takes_its_memory_as_it_fills_also_after_loading():
     from gymnasium import spaces
 
     env = LineEnv(spaces.Box(-10, 10, (1000,)))
     before = resident_megabytes()
     large = model(env, buffer_size=250_000, policy_kwargs={"net_arch": [2]})  # 2 GB when full
-    large.save(tmp_path / "model")
-    loaded = TD3X.load(tmp_path / "model", env=env)
+    loaded = reloaded(large, env=env)
     loaded.predict(env.reset(seed=0)[0])
     assert loaded.replay_buffer.observations.nbytes == 1_000_000_000
     assert resident_megabytes() - before < 100

@@ -1,5 +1,6 @@
 """Small environments and helpers that several tests share."""
 
+import io
 import math
 from collections import deque
 from functools import partial
@@ -120,6 +121,13 @@ def model(env=None, policy="MlpPolicy", *, cls=TD3X, **kwargs):
     return cls(policy, env or LineEnv(), device="cpu", **kwargs)
 
 
+def reloaded(algorithm, cls=TD3X, **kwargs):
+    """What its saved model is loaded as."""
+    file = io.BytesIO()
+    algorithm.save(file)
+    return cls.load(file, **kwargs)
+
+
 def without_output(algorithm):
     """A model on which ``train`` may be called before ``learn``."""
     algorithm.set_logger(Logger(None, []))
@@ -190,6 +198,11 @@ def train_on(algorithm, seeds):
     noises = [th.randn(8, 1, generator=th.Generator().manual_seed(seed)) for seed in seeds]
     feed(algorithm, [random_batch(seed) for seed in seeds], noises)
     algorithm.train(len(seeds), 8)
+
+
+def train_each(algorithms, seeds):
+    for algorithm in algorithms:
+        train_on(algorithm, seeds)
 
 
 def weights(algorithm):

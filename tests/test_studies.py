@@ -29,6 +29,30 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return StudyFolder.at(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The only run of a study."""
+    return study(tmp_path / "s.yml", seeds=[0])[0]
+
+
+def stopped(steps, runs, path):
+    """Make runs of a study that are stopped at this step."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, steps)
+        return made(runs, path)
+
+
+def shown(table, console=Console, width=100):
+    terminal = console(width=width, file=io.StringIO())
+    terminal.print(table.render())
+    return terminal.file.getvalue()
+
+
 class TestFile:
     def test_stands_for_every_setting_environment_and_seed(self, tmp_path):
         runs = study(tmp_path / "s.yml", **GRID)
@@ -173,10 +197,9 @@ class TestResults:
             assert seconds == sorted(seconds)
             assert {(row["setting"], row["env"], row["seed"]) for row in rows} == {(run.setting, run.env, str(run.seed))}
 
-    def test_a_finished_run_whose_folder_was_removed_keeps_its_line(self, finished, tmp_path):
+    def test_a_finished_run_whose_folder_was_removed_keeps_its_line(self, finished, folder, tmp_path):
         path, runs, _ = finished
         shutil.copytree(path / "returns", tmp_path / "returns")
-        folder = StudyFolder.at(tmp_path)
         folder.write_summary(runs, tmp_path / "summary.csv")
         summary = (tmp_path / "summary.csv").read_text().splitlines()
         assert summary[0] == ",".join(TABLE_COLUMNS)
@@ -202,75 +225,57 @@ class TestResults:
         table = RunsTable([*runs, *study(path / "more.yml", seeds=[8, 9])], StudyFolder.at(path))
         failed = table.runs[-1]
         table.errors[failed] = "no luck"
-        console = Console(width=100, file=io.StringIO())
-        console.print(table.render())
-        printed = console.file.getvalue()
+        printed = shown(table)
         assert printed.startswith("1 failed, 1 waiting, 4 done")
         assert printed.count("450/450") == 4
         assert table.line(failed).endswith("failed at 0 of 450 steps, no score yet")
 
-    def test_the_table_shows_names_as_they_are_and_obeys_none(self, tmp_path):
+    def test_the_table_shows_names_as_they_are_and_obeys_none(self, folder):
         run = StudyRun("td3x", "[red]:fire:\x1b[2J", "Pendulum-v1", 0)
-        console = PlainConsole(width=100, file=io.StringIO())
-        console.print(RunsTable([run], StudyFolder.at(tmp_path)).render())
-        assert r"[red]:fire:\x1b[2J" in console.file.getvalue()
+        assert r"[red]:fire:\x1b[2J" in shown(RunsTable([run], folder), PlainConsole)
 
-    def test_a_narrow_table_keeps_its_numbers(self, tmp_path):
+    def test_a_narrow_table_keeps_its_numbers(self, folder):
         run = StudyRun("td3x", "a-long-name-of-a-setting", "HalfCheetahBulletEnv-v0", 0, {"steps": 500_000})
-        console = Console(width=60, file=io.StringIO())
-        console.print(RunsTable([run], StudyFolder.at(tmp_path)).render())
-        assert " 0/500,000 " in console.file.getvalue()
+        assert " 0/500,000 " in shown(RunsTable([run], folder), width=60)
 
-    def test_a_run_under_way_has_the_steps_and_the_rate_of_its_log(self, tmp_path):
-        (run,) = study(tmp_path / "s.yml", seeds=[0])
-        folder = StudyFolder.at(tmp_path)
+    def test_a_run_under_way_has_the_steps_and_the_rate_of_its_log(self, folder, run):
         folder.run(run).mkdir(parents=True)
         (folder.run(run) / "progress.csv").write_text("time/fps,time/total_timesteps\n31,120\n,\n32,240\n33")
         with RunLock(folder.run(run)):
             assert folder.progress(run) == Progress("running", 240, 32.0)
-            console = Console(width=100, file=io.StringIO())
-            console.print(RunsTable([run], folder).render())
-        assert re.search(r"1 running.*240/450 .* 32 .* running", console.file.getvalue(), re.DOTALL)
+            assert re.search(r"1 running.*240/450 .* 32 .* running", shown(RunsTable([run], folder)), re.DOTALL)
         assert folder.progress(run).state == "waiting"
 
 
 class TestResuming:
-    def test_a_stopped_run_resumes_from_its_checkpoint(self, tmp_path, monkeypatch):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        stop_after(monkeypatch, 250)
-        assert not made(runs, tmp_path)[run.name].is_finished
+    def test_a_stopped_run_resumes_from_its_checkpoint(self, folder, run, tmp_path):
+        assert not stopped(250, [run], tmp_path)[run.name].is_finished
         assert saved_steps(tmp_path, run)[-1] == 250
-        found = StudyFolder.at(tmp_path).progress(run)
+        found = folder.progress(run)
         assert (found.state, found.steps) == ("stopped", 250)
-        monkeypatch.undo()
-        assert made(runs, tmp_path)[run.name].is_finished
-        log = (StudyFolder.at(tmp_path).run(run) / "output.log").read_text()
+        assert made([run], tmp_path)[run.name].is_finished
+        log = (folder.run(run) / "output.log").read_text()
         assert "at step 0 of 450" in log
         assert "at step 250 of 450" in log
 
     @pytest.mark.filterwarnings("error:nothing to do")
-    def test_a_run_that_is_stopped_in_its_last_evaluation_makes_it_when_it_is_resumed(self, tmp_path, monkeypatch):
+    def test_a_run_that_is_stopped_in_its_last_evaluation_makes_it_when_it_is_resumed(self, folder, tmp_path):
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0], steps=449, overrides={"train_freq": 5})
-        stop_after(monkeypatch, 450)
-        assert not made(runs, tmp_path)[run.name].is_finished
+        assert not stopped(450, runs, tmp_path)[run.name].is_finished
         assert saved_steps(tmp_path, run)[-1] == 450
-        monkeypatch.undo()
-        assert made(runs, tmp_path)[run.name].is_finished
-        assert StudyFolder.at(tmp_path).table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
-
-    def test_a_run_that_is_killed_before_its_last_score_is_in_its_table_makes_it_again(self, tmp_path):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        made(runs, tmp_path)
-        folder = StudyFolder.at(tmp_path)
-        folder.table(run).unlink()
-        scores = folder.run(run) / "scores.csv"
-        scores.write_text("\n".join([*scores.read_text().splitlines()[:-1], ""]))
         assert made(runs, tmp_path)[run.name].is_finished
         assert folder.table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
 
-    def test_what_was_left_before_the_first_checkpoint_starts_again(self, tmp_path):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        remains = StudyFolder.at(tmp_path).run(run) / "Pendulum-v1"
+    def test_a_run_that_is_killed_before_its_last_score_is_in_its_table_makes_it_again(self, folder, run, tmp_path):
+        made([run], tmp_path)
+        folder.table(run).unlink()
+        scores = folder.run(run) / "scores.csv"
+        scores.write_text("\n".join([*scores.read_text().splitlines()[:-1], ""]))
+        assert made([run], tmp_path)[run.name].is_finished
+        assert folder.table(run).read_text().splitlines()[-1].startswith("td3x,default,Pendulum-v1,0,450,")
+
+    def test_what_was_left_before_the_first_checkpoint_starts_again(self, folder, run, tmp_path):
+        remains = folder.run(run) / "Pendulum-v1"
         remains.mkdir(parents=True)
         (remains / "args.yml").write_text("{algo: td3x, env: Pendulum-v1}")  # the first file that a run writes
         (remains.parent / "progress.csv").write_text("a,b\n1,2\n")
@@ -280,20 +285,18 @@ class TestResuming:
         for file in by_hand:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("by hand")
-        assert made(runs, tmp_path)[run.name].is_finished
+        assert made([run], tmp_path)[run.name].is_finished
         assert "a,b" not in (remains.parent / "progress.csv").read_text()
         assert all(file.read_text() == "by hand" for file in by_hand)
 
-    def test_a_damaged_run_fails_alone_and_does_not_start_again(self, tmp_path, monkeypatch, called_and_heard):
+    def test_a_damaged_run_fails_alone_and_does_not_start_again(self, folder, tmp_path, monkeypatch, called_and_heard):
         runs = study(tmp_path / "s.yml", seeds=[0, 1, 2])
-        stop_after(monkeypatch, 120)
-        made(runs, tmp_path)
-        monkeypatch.undo()
-        folders = [StudyFolder.at(tmp_path).run(run) for run in runs]
+        stopped(120, runs, tmp_path)
+        folders = [folder.run(run) for run in runs]
         for manifest in folders[0].glob("checkpoint/*/manifest.json"):
             manifest.unlink()
         (folders[1] / "Pendulum-v1" / "args.yml").write_text("[")
-        check(runs, StudyFolder.at(tmp_path))
+        check(runs, folder)
         outcomes = list(made(runs, tmp_path).values())
         assert "manifest.json is missing" in outcomes[0].error
         assert "args.yml cannot be read" in outcomes[1].error
@@ -303,10 +306,8 @@ class TestResuming:
         assert (code, printed.out.count(" failed: ")) == (1, 2)
         assert "1 of 3 runs are done" in printed.out
 
-    def test_a_run_that_was_extended_by_hand_does_not_keep_its_old_table(self, tmp_path):
-        (run,) = made_once = study(tmp_path / "s.yml", seeds=[0])
-        made(made_once, tmp_path)
-        folder = StudyFolder.at(tmp_path)
+    def test_a_run_that_was_extended_by_hand_does_not_keep_its_old_table(self, folder, run, tmp_path):
+        made([run], tmp_path)
         experiment.train(experiment.resume(RunDir.open(folder.run(run)), 900))
         longer = study(tmp_path / "s.yml", seeds=[0], steps=900)
         with pytest.raises(ValueError, match=f"was extended since its table {folder.table(run)}: remove that"):
@@ -315,55 +316,56 @@ class TestResuming:
         made(longer, tmp_path)
         assert folder.progress(run).steps == 900
 
-    def test_a_run_that_was_extended_and_killed_before_it_saved_is_not_taken_for_finished(self, tmp_path, monkeypatch):
-        (run,) = made_once = study(tmp_path / "s.yml", seeds=[0])
-        made(made_once, tmp_path)
-        folder = StudyFolder.at(tmp_path)
+    def test_a_run_that_was_extended_and_killed_before_it_saved_is_not_taken_for_finished(self, folder, run, tmp_path):
+        made([run], tmp_path)
         experiment.resume(RunDir.open(folder.run(run)), 900).resources.close()
         folder.table(run).unlink()
         made(study(tmp_path / "s.yml", seeds=[0], steps=900), tmp_path)
         assert folder.progress(run).steps == 900
 
-    def test_a_changed_file_is_refused(self, tmp_path, monkeypatch):
-        (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-        stop_after(monkeypatch, 120)
-        made(runs, tmp_path)
+    def test_a_changed_file_is_refused(self, folder, run, tmp_path, monkeypatch):
+        stopped(120, [run], tmp_path)
         changed = study(tmp_path / "s.yml", seeds=[0], steps=900)
         with pytest.raises(ValueError, match=rf"{run.name} was begun with n_timesteps 450, not 900: .* remove that folder$"):
-            check(changed, StudyFolder.at(tmp_path))
-        monkeypatch.undo()
-        made(runs, tmp_path)
-        table = StudyFolder.at(tmp_path).table(run)
-        checkpoints = StudyFolder.at(tmp_path).run(run) / "checkpoint"
+            check(changed, folder)
+        made([run], tmp_path)
+        table, checkpoints = folder.table(run), folder.run(run) / "checkpoint"
         for place in (checkpoints, tmp_path / "moved"):  # as to free the disk
             checkpoints.rename(place)
             with pytest.raises(ValueError, match=rf"remove that folder and its table {table}$"):  # else it counts as made
-                check(changed, StudyFolder.at(tmp_path))
+                check(changed, folder)
         place.rename(checkpoints)
-        preset = {"Pendulum-v1": {**RunDir.open(StudyFolder.at(tmp_path).run(run)).config(), "tau": 0.125}}
+        preset = {"Pendulum-v1": {**RunDir.open(folder.run(run)).config(), "tau": 0.125}}
         monkeypatch.setattr(presets, "load", lambda name, env: dict(preset[env]))
         with pytest.raises(ValueError, match=r"was begun with tau None, not 0.125"):  # it was edited
-            check(runs, StudyFolder.at(tmp_path))
+            check([run], folder)
         monkeypatch.undo()
         moved = {"Pendulum-v1": {**presets.load("default", "Pendulum-v1")}}
         (tmp_path / "moved.yml").write_text(json.dumps(moved))
-        check(study(tmp_path / "s.yml", seeds=[0], preset=str(tmp_path / "moved.yml")), StudyFolder.at(tmp_path))
+        check(study(tmp_path / "s.yml", seeds=[0], preset=str(tmp_path / "moved.yml")), folder)
         reordered = dict(reversed(SHORT["overrides"].items()))
-        check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), StudyFolder.at(tmp_path))
+        check(study(tmp_path / "s.yml", seeds=[0], overrides=reordered), folder)
         inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}
         with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
-            check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), StudyFolder.at(tmp_path))
+            check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), folder)
 
-    def test_steps_that_are_those_of_the_preset_need_not_be_written(self, tmp_path, monkeypatch):
-        (run,) = study(tmp_path / "s.yml", seeds=[0])
-        place = StudyFolder.at(tmp_path).run(run)
-        experiment.prepare(run.experiment(), place).resources.close()
-        (place / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
+    @pytest.fixture
+    def begun(self, folder, run):
+        experiment.prepare(run.experiment(), folder.run(run)).resources.close()
+        (folder.run(run) / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
+
+    @pytest.mark.usefixtures("begun")
+    def test_steps_that_are_those_of_the_preset_need_not_be_written(self, folder, tmp_path, monkeypatch):
         load = presets.load
         monkeypatch.setattr(presets, "load", lambda name, env: {**load(name, env), "n_timesteps": SHORT["steps"]})
-        check(study(tmp_path / "s.yml", seeds=[0], steps=None), StudyFolder.at(tmp_path))
+        check(study(tmp_path / "s.yml", seeds=[0], steps=None), folder)
 
-    def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, tmp_path):
+    @pytest.mark.usefixtures("begun")
+    def test_an_edit_that_is_no_hyperparameter_is_refused_too(self, folder, tmp_path):
+        with pytest.raises(ValueError, match="was begun with eval_episodes 1, not 3"):
+            check(study(tmp_path / "s.yml", seeds=[0], eval_episodes=3), folder)
+
+    def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, folder, tmp_path):
         def train(run, path):
             if run.seed == 0:
                 raise ValueError("seed 0 brings no luck")
@@ -373,29 +375,26 @@ class TestResuming:
         outcomes = made(runs, tmp_path, train=train)
         assert outcomes[runs[0].name].error == "seed 0 brings no luck"
         assert outcomes[runs[1].name].is_finished
-        log = StudyFolder.at(tmp_path).printed(runs[0])
+        log = folder.printed(runs[0])
         assert "Traceback" in log.read_text()
         log.write_text(f"{log.read_text()}\n\n")  # as some errors of torch end
-        assert StudyFolder.at(tmp_path).last_line(runs[0]) == "ValueError: seed 0 brings no luck"
+        assert folder.last_line(runs[0]) == "ValueError: seed 0 brings no luck"
 
-    def test_a_strangers_run_writes_nothing_elsewhere(self, tmp_path):
-        runs = study(tmp_path / "s.yml", seeds=[0])
-        folder = StudyFolder.at(tmp_path)
-        folder.run(runs[0]).mkdir(parents=True)
+    def test_a_strangers_run_writes_nothing_elsewhere(self, folder, run, tmp_path):
+        folder.run(run).mkdir(parents=True)
         (tmp_path / "mine").write_text("my work\n")
-        folder.printed(runs[0]).symlink_to(tmp_path / "mine")
-        assert "is a link" in made(runs, tmp_path)[runs[0].name].error
+        folder.printed(run).symlink_to(tmp_path / "mine")
+        assert "is a link" in made([run], tmp_path)[run.name].error
         assert (tmp_path / "mine").read_text() == "my work\n"
 
 
 class TestOnly:
     """One run of a study as one job of a scheduler."""
 
-    def test_makes_the_run_of_this_number_and_no_other(self, tmp_path, heard):
+    def test_makes_the_run_of_this_number_and_no_other(self, folder, tmp_path, heard):
         first, second = study(tmp_path / "s.yml", steps=250)
         for _ in range(2):  # a job that is started again finds it finished
             heard("study", tmp_path / "s.yml", "--only", 1, "--out", tmp_path)
-        folder = StudyFolder.at(tmp_path)
         assert folder.is_finished(second)
         assert not folder.run(first).exists()
         assert (tmp_path / "summary.csv").read_text().count("\n") == 2
@@ -413,37 +412,24 @@ class TestOnly:
         assert "has 2 runs: --only can be 0 to 1, not 2" in printed
 
 
-def test_an_edit_that_is_no_hyperparameter_is_refused_too(tmp_path):
-    (run,) = study(tmp_path / "s.yml", seeds=[0])
-    place = StudyFolder.at(tmp_path).run(run)
-    experiment.prepare(run.experiment(), place).resources.close()
-    (place / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
-    with pytest.raises(ValueError, match="was begun with eval_episodes 1, not 3"):
-        check(study(tmp_path / "s.yml", seeds=[0], eval_episodes=3), StudyFolder.at(tmp_path))
-
-
-def test_a_run_whose_lock_was_left_is_not_under_way(tmp_path):
-    (run,) = study(tmp_path / "s.yml", seeds=[0])
-    (folder := StudyFolder.at(tmp_path)).run(run).mkdir(parents=True)
+def test_a_run_whose_lock_was_left_is_not_under_way(folder, run):
+    folder.run(run).mkdir(parents=True)
     leave_lock(folder.run(run))
     os.utime(folder.run(run) / "lock", times=(0, 0))
     assert folder.progress(run).state == "waiting"
 
 
-def test_a_stopped_run_with_arguments_of_its_environment_resumes(tmp_path, monkeypatch):
+def test_a_stopped_run_with_arguments_of_its_environment_resumes(tmp_path):
     (run,) = runs = study(tmp_path / "s.yml", seeds=[0], env_kwargs={"g": 5})
-    with monkeypatch.context() as patch:
-        stop_after(patch, 120)
-        made(runs, tmp_path)
+    stopped(120, runs, tmp_path)
     assert made(runs, tmp_path)[run.name].is_finished
 
 
-def test_a_strangers_folder_of_a_run_leads_nowhere_else(tmp_path):
-    (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
-    (place := StudyFolder.at(tmp_path).run(run)).mkdir(parents=True)
+def test_a_strangers_folder_of_a_run_leads_nowhere_else(folder, run, tmp_path):
+    folder.run(run).mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
-    (place / "Pendulum-v1").symlink_to(tmp_path / "elsewhere")
-    assert "leads out of the run's folder" in made(runs, tmp_path)[run.name].error
+    (folder.run(run) / "Pendulum-v1").symlink_to(tmp_path / "elsewhere")
+    assert "leads out of the run's folder" in made([run], tmp_path)[run.name].error
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

@@ -121,11 +121,13 @@ class TestReading:
         assert imageio.get_reader(run.video).get_meta_data()["size"] == (500, 500)
         assert capfd.readouterr() == ("", "")
 
-    @pytest.mark.parametrize(("command", "name"), [("enjoy --video", "walk.mp4"), ("export --onnx", "walk.onnx")])
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [("enjoy RUN --video", "walk.mp4"), ("export RUN --onnx", "walk.onnx"), ("train --env Pendulum-v1 --out", "logs")],
+    )
     def test_a_place_that_cannot_be_written_is_named(self, command, name, walker_run, tmp_path, refused):
         (tmp_path / "file").write_text("")
-        command, option = command.split()
-        printed = refused(command, walker_run[0], option, tmp_path / "file" / name)
+        printed = refused(*command.replace("RUN", str(walker_run[0])).split(), tmp_path / "file" / name)
         assert printed.startswith("error: ")
         assert str(tmp_path / "file") in printed
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import zipfile
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -147,7 +148,9 @@ class TestTheRepository:
 
 class TestPull:
     @pytest.fixture
-    def snapshot(self, remote, monkeypatch):
+    def snapshot(self, repository, remote, monkeypatch):
+        """The repository on the Hub."""
+
         def download(repo_id, allow_patterns):
             for path in (remote / repo_id).iterdir():
                 if not any(path.match(pattern) for pattern in allow_patterns):
@@ -155,18 +158,16 @@ class TestPull:
             return str(remote / repo_id)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        return remote / REPO
+        return Path(shutil.copytree(repository, remote / REPO))
 
-    def test_a_member_that_no_run_has_is_written_nowhere(self, repository, snapshot, tmp_path):
-        shutil.copytree(repository, snapshot)
+    def test_a_member_that_no_run_has_is_written_nowhere(self, snapshot, tmp_path):
         with zipfile.ZipFile(snapshot / "train_eval_metrics.zip", "a") as archive:
             archive.writestr("../escaped", "x")
         hub.pull(REPO, tmp_path / "logs")
         assert not list(tmp_path.rglob("escaped"))
 
-    def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(self, run, repository, snapshot, tmp_path, heard):
-        shutil.copytree(repository, snapshot)
-        pulled = RunDir.open(heard("pull", REPO, "--out", tmp_path / "logs").strip())
+    def test_a_pulled_run_plays_as_the_one_that_was_pushed_without_trust(self, run, snapshot, tmp_path, heard):
+        pulled = RunDir.open(Path(heard("pull", REPO, "--out", tmp_path / "logs").strip()))
         assert pulled.path == tmp_path / "logs" / "td3x" / "Pendulum-v1_1"
         assert play.evaluate(pulled, 2, seed=1).tolist() == play.evaluate(run, 2, seed=1).tolist()
         assert pulled.video.read_bytes() == b"a video"
@@ -175,22 +176,19 @@ class TestPull:
         assert pulled.log.read_text() == run.log.read_text()
 
     @pytest.mark.parametrize("missing", ["args.yml", "td3x-Pendulum-v1.zip"])
-    def test_a_repository_of_something_else_is_refused_and_leaves_no_folder(self, missing, repository, snapshot, tmp_path):
-        shutil.copytree(repository, snapshot)
+    def test_a_repository_of_something_else_is_refused_and_leaves_no_folder(self, missing, snapshot, tmp_path):
         (snapshot / missing).unlink()
         with pytest.raises(ValueError, match="is not the repository of a run"):
             hub.pull(REPO, tmp_path / "logs")
         assert not (tmp_path / "logs").exists()
 
-    def test_a_damaged_archive_of_logs_is_named_and_leaves_no_folder(self, repository, snapshot, tmp_path):
-        shutil.copytree(repository, snapshot)
+    def test_a_damaged_archive_of_logs_is_named_and_leaves_no_folder(self, snapshot, tmp_path):
         (snapshot / "train_eval_metrics.zip").write_bytes(b"no archive")
         with pytest.raises(ValueError, match=f"train_eval_metrics.zip of {REPO} cannot be read"):
             hub.pull(REPO, tmp_path / "logs")
         assert not (tmp_path / "logs").exists()
 
-    def test_an_archive_of_logs_that_would_fill_the_disk_is_refused(self, repository, snapshot, tmp_path):
-        shutil.copytree(repository, snapshot)
+    def test_an_archive_of_logs_that_would_fill_the_disk_is_refused(self, snapshot, tmp_path):
         with zipfile.ZipFile(snapshot / "train_eval_metrics.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("scores.csv", bytes(10**7))
         with pytest.raises(ValueError, match="would unpack to 10000000"):
@@ -198,8 +196,7 @@ class TestPull:
         assert not (tmp_path / "logs").exists()
 
     @pytest.mark.parametrize("forged", [".", ".."])
-    def test_a_forged_environment_leads_nowhere_else(self, forged, repository, snapshot, tmp_path):
-        shutil.copytree(repository, snapshot)
+    def test_a_forged_environment_leads_nowhere_else(self, forged, snapshot, tmp_path):
         (snapshot / "args.yml").write_text(f"env: {forged}")
         pulled = hub.pull(REPO, tmp_path)
         assert list((tmp_path / "td3x").iterdir()) == [pulled.path]

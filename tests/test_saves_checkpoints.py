@@ -33,21 +33,12 @@ class TestTheReplayBuffer:
         for name, array in arrays.items():
             assert np.array_equal(array, getattr(saved, name)[: buffer.size()]), name
 
-    @pytest.mark.parametrize("more", [30, 130, 300])
-    def test_is_saved_whole_however_much_of_it_is_new(self, more, tmp_path):
-        learner = model(seeded(), buffer_size=100).learn(150)
-        save_run(learner, tmp_path)
-        learner.learn(more, reset_num_timesteps=False)
-        save_run(learner, tmp_path)
-        self.assert_saved(learner, tmp_path)
-
-    @pytest.mark.parametrize("more", [30, 100, 200])
-    def test_of_a_subclass_that_stores_in_its_own_way_is_saved_too(self, more, tmp_path):
-        class Storing(TD3X):
-            def _store_transition(self, *args):
-                OffPolicyAlgorithm._store_transition(self, *args)
-
-        learner = model(seeded(), cls=Storing, buffer_size=100).learn(150)
+    @pytest.mark.parametrize("more", [30, 100, 130])
+    @pytest.mark.parametrize(
+        "cls", [TD3X, type("StoresInItsOwnWay", (TD3X,), {"_store_transition": OffPolicyAlgorithm._store_transition})]
+    )
+    def test_is_saved_whole_however_much_of_it_is_new(self, cls, more, tmp_path):
+        learner = model(seeded(), cls=cls, buffer_size=100).learn(150)
         save_run(learner, tmp_path)
         learner.learn(more, reset_num_timesteps=False)
         save_run(learner, tmp_path)

@@ -17,7 +17,7 @@ from sb3_td3x.td3x import compiled, gradient_step, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from sb3_td3x.td3x.critics import SCALAR
 from tests.paths import assert_equal, pair, programs, ready, train
-from tests.tools import LineEnv, largest_difference, model, random_batch, train_each, train_on, weights, without_output
+from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, train_each, train_on, weights, without_output
 
 
 class Extractor(BaseFeaturesExtractor):
@@ -26,6 +26,10 @@ class Extractor(BaseFeaturesExtractor):
     def __init__(self, observation_space):
         super().__init__(observation_space, 3)
         self.layer = th.nn.Linear(3, 3)
+        self.prepare()
+
+    def prepare(self):
+        """Adds or exchanges parts."""
 
     def forward(self, observations):
         return self.layer(observations)
@@ -34,10 +38,7 @@ class Extractor(BaseFeaturesExtractor):
 class Multiplying(Extractor):
     """The gradient of its weight comes in another memory order than the weight."""
 
-    scale = 1.0
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.scale = 1.0
 
     def forward(self, observations):
@@ -45,8 +46,7 @@ class Multiplying(Extractor):
 
 
 class Scripted(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.layer = th.jit.script(th.nn.Sequential(th.nn.Linear(3, 3), th.nn.Tanh()))
 
 
@@ -73,19 +73,16 @@ class Drawing(Extractor):
 
 
 class Generating(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.random = np.random.default_rng(0)
 
     def forward(self, observations):
         return self.layer(observations) * self.random.uniform(0.8, 1.2)
 
 
-class GeneratingAlike(Extractor):
+class GeneratingAlike(Generating):
     random = np.random.default_rng(0)  # of all its objects
-
-    def forward(self, observations):
-        return self.layer(observations) * self.random.uniform(0.8, 1.2)
+    prepare = Extractor.prepare
 
 
 class Constrained(Extractor):
@@ -95,8 +92,7 @@ class Constrained(Extractor):
 
 
 class Activating(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.function = None
 
     def forward(self, observations):
@@ -123,8 +119,7 @@ class Registering(Extractor):
 class Centered(Extractor):
     """Sets its buffer anew instead of writing into it."""
 
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.register_buffer("mean", th.zeros(3))
 
     def forward(self, observations):
@@ -136,8 +131,7 @@ class Centered(Extractor):
 class Recurrent(Extractor):
     """Has no kernel that a compiled program can call backwards (torch 2.13)."""
 
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.cell = th.nn.LSTM(1, 3, batch_first=True)
 
     def forward(self, observations):
@@ -145,14 +139,12 @@ class Recurrent(Extractor):
 
 
 class BatchNormed(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.layer = th.nn.Sequential(th.nn.BatchNorm1d(3), self.layer)
 
 
 class Attending(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.attention = th.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
 
     def forward(self, observations):
@@ -163,13 +155,12 @@ class Attending(Extractor):
 class Normed(Extractor):
     """With a hook of torch's that sets an attribute before every call."""
 
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.layer = th.nn.utils.spectral_norm(self.layer)
 
 
-def with_extractor(extractor):
-    return {"policy_kwargs": {"net_arch": [16, 12], "features_extractor_class": extractor}}
+def with_extractor(extractor, **policy_kwargs):
+    return {"policy_kwargs": {**SMALL, "features_extractor_class": extractor, **policy_kwargs}}
 
 
 def assert_plain_takes_over(extractor, capsys):
@@ -185,41 +176,39 @@ def assert_plain_takes_over(extractor, capsys):
 
 
 @pytest.mark.usefixtures("recorded")
-class TestWhatAProgramWouldNotRepeat:
-    @pytest.mark.parametrize(
-        ("extractor", "reason"),
-        [
-            (Lazy, "Lazy.positions is set in every call: register_buffer"),
-            (Counting, "Counting.calls is set in every call"),
-            (Registering, "a layer changes what its buffer or parameter 'late' is"),
-            (Drawing, "random numbers from numpy or python"),
-            (Generating, "a layer holds a random generator"),
-            (GeneratingAlike, "a layer holds a random generator"),
-            (Constrained, "sets `.data` of a parameter or buffer"),
-            (Dropping, "the policy draws random numbers"),
-            (Branching, "the policy cannot be recorded as one program"),
-        ],
-    )
-    def test_is_declined_and_leaves_the_policy_as_it_was(self, extractor, reason, capsys):
-        algorithm = ready("compiled", **with_extractor(extractor))
-        before = [dict(vars(module)) for module in algorithm.policy.modules()]
-        buffers = [dict(module._buffers) for module in algorithm.policy.modules()]
-        with pytest.raises(CannotAccelerate, match=reason):
-            train_on(algorithm, [0])
-        assert [dict(vars(module)) for module in algorithm.policy.modules()] == before
-        assert [dict(module._buffers) for module in algorithm.policy.modules()] == buffers
-        algorithm.accelerate = "plain"
-        train_on(algorithm, range(2))
-        assert reason in assert_plain_takes_over(extractor, capsys)
+@pytest.mark.parametrize(
+    ("extractor", "reason"),
+    [
+        (Lazy, "Lazy.positions is set in every call: register_buffer"),
+        (Counting, "Counting.calls is set in every call"),
+        (Registering, "a layer changes what its buffer or parameter 'late' is"),
+        (Drawing, "random numbers from numpy or python"),
+        (Generating, "a layer holds a random generator"),
+        (GeneratingAlike, "a layer holds a random generator"),
+        (Constrained, "sets `.data` of a parameter or buffer"),
+        (Dropping, "the policy draws random numbers"),
+        (Branching, "the policy cannot be recorded as one program"),
+    ],
+)
+def test_what_a_program_would_not_repeat_is_declined_and_leaves_the_policy_as_it_was(extractor, reason, capsys):
+    algorithm = ready("compiled", **with_extractor(extractor))
+    before = [dict(vars(module)) for module in algorithm.policy.modules()]
+    buffers = [dict(module._buffers) for module in algorithm.policy.modules()]
+    with pytest.raises(CannotAccelerate, match=reason):
+        train_on(algorithm, [0])
+    assert [dict(vars(module)) for module in algorithm.policy.modules()] == before
+    assert [dict(module._buffers) for module in algorithm.policy.modules()] == buffers
+    algorithm.accelerate = "plain"
+    train_on(algorithm, range(2))
+    assert reason in assert_plain_takes_over(extractor, capsys)
 
 
 @pytest.mark.usefixtures("recorded")
-class TestIsTheSame:
-    @pytest.mark.parametrize("extractor", [Centered, Normed, Attending])
-    def test_on_the_compiled_path(self, extractor):
-        both = pair(**with_extractor(extractor))
-        train_each(both, range(4))
-        assert_equal(*both, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("extractor", [Centered, Normed, Attending])
+def test_what_a_program_repeats_is_the_same_on_the_compiled_path(extractor):
+    both = pair(**with_extractor(extractor))
+    train_each(both, range(4))
+    assert_equal(*both, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("recorded")
@@ -313,9 +302,6 @@ def test_a_batch_that_holds_one_tensor_twice_is_not_taken_for_what_all_hold():
     assert_equal(*both, rtol=1e-4, atol=1e-6)
 
 
-BY_MULTIPLYING = {"policy_kwargs": {"features_extractor_class": Multiplying}}
-
-
 ADAMS = {
     "adam": {},
     "adam that decays weights": {"optimizer_kwargs": {"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3}},
@@ -328,8 +314,7 @@ ADAMS = {
 @pytest.mark.parametrize("path", ["plain", "compiled"])
 @pytest.mark.parametrize("optimizer", ADAMS.values(), ids=ADAMS)
 def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimizer_does(optimizer, path):
-    kwargs = {"policy_kwargs": {**BY_MULTIPLYING["policy_kwargs"], **optimizer}}
-    fast, stepwise = ready(path, **kwargs), ready("plain", **kwargs)
+    fast, stepwise = (ready(way, **with_extractor(Multiplying, **optimizer)) for way in (path, "plain"))
     for algorithm in (fast, stepwise):
         for network in (algorithm.actor, algorithm.critic):
             group = network.optimizer.param_groups[0]
@@ -345,7 +330,7 @@ def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimize
 
 @pytest.mark.usefixtures("recorded")
 def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
-    models = pair(**BY_MULTIPLYING)
+    models = pair(**with_extractor(Multiplying))
     for algorithm in models:
         for scale in (0.5, np.float64(0.1), np.float32(0.9)):
             train_on(algorithm, range(2))
@@ -419,8 +404,7 @@ class Around:
 
 
 class Embedding(Extractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
+    def prepare(self):
         self.layer = th.nn.Embedding(2, 3, sparse=True)
 
     def forward(self, observations):
@@ -429,8 +413,7 @@ class Embedding(Extractor):
 
 @pytest.mark.parametrize(("optimizer", "extractor"), [(Counted, Extractor), (Around, Extractor), (th.optim.SGD, Embedding)])
 def test_optimizers_and_gradients_of_other_kinds_learn_as_with_sb3(optimizer, extractor):
-    settings = with_extractor(extractor)["policy_kwargs"] | {"optimizer_class": optimizer}
-    learner = model(policy_kwargs=settings)
+    learner = model(**with_extractor(extractor, optimizer_class=optimizer))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     learner.learn(40)
     moved = [name for name, value in learner.policy.named_parameters() if not th.equal(value, before[name])]
@@ -574,13 +557,9 @@ def test_batches_larger_than_asked_for_are_compiled():
 
 @pytest.mark.usefixtures("recorded")
 def test_an_edited_forward_of_a_class_takes_effect_on_every_path(monkeypatch):
-    class Edited(Extractor):
-        def forward(self, observations):
-            return self.layer(observations)
-
-    both = pair(**with_extractor(Edited))
+    both = pair(**with_extractor(Extractor))
     train_each(both, range(2))
-    monkeypatch.setattr(Edited, "forward", lambda self, observations: self.layer(observations).tanh())
+    monkeypatch.setattr(Extractor, "forward", lambda self, observations: self.layer(observations).tanh())
     train_each(both, range(2, 4))
     assert_equal(*both, rtol=1e-4, atol=1e-6)
 

@@ -233,24 +233,23 @@ def passing_on():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
-class TestTheCommand:
-    def test_exports_a_run_that_then_walks_without_torch(self, tmp_path, heard):
-        run = saved_run(tmp_path, "Walker2DBulletEnv-v0", model(gym.make("Walker2DBulletEnv-v0")))
-        assert heard("export", run.path, "--onnx", tmp_path / "walker.onnx").strip() == str(tmp_path / "walker.onnx")
-        example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
-        code = (
-            "import runpy, sys\n"
-            "class Without:\n"
-            "    def find_spec(self, name, *_):\n"
-            "        if name.split('.')[0] in ('torch', 'stable_baselines3', 'sb3_td3x'): raise ImportError(name)\n"
-            "sys.meta_path.insert(0, Without())\n"
-            f"sys.argv = ['walk', '--model', {str(tmp_path / 'walker.onnx')!r}, '--steps', '30']\n"
-            f"runpy.run_path({str(example)!r}, run_name='__main__')"
-        )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr
-        assert "torch is not loaded" in result.stdout
-        assert len(example.read_text().splitlines()) < 40
+def test_the_command_exports_a_run_that_then_walks_without_torch(tmp_path, heard):
+    run = saved_run(tmp_path, "Walker2DBulletEnv-v0", model(gym.make("Walker2DBulletEnv-v0")))
+    assert heard("export", run.path, "--onnx", tmp_path / "walker.onnx").strip() == str(tmp_path / "walker.onnx")
+    example = Path(__file__).parent.parent / "examples" / "walk_without_torch.py"
+    code = (
+        "import runpy, sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('torch', 'stable_baselines3', 'sb3_td3x'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        f"sys.argv = ['walk', '--model', {str(tmp_path / 'walker.onnx')!r}, '--steps', '30']\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "torch is not loaded" in result.stdout
+    assert len(example.read_text().splitlines()) < 40
 
 
 def test_a_graphs_actions_are_in_their_box_and_its_normalization_keeps_its_digits(tmp_path):

@@ -16,18 +16,18 @@ QUANTILES = {"n_quantiles": 5, "top_quantiles_to_drop_per_net": 2}
 GOLDEN = Path(__file__).parent / "golden"
 
 
+class Own(TD3Policy):
+    """SB3's networks by SB3's code."""
+
+
 def ready(**kwargs):
     return without_output(model(batch_size=8, **{**QUANTILES, **kwargs}))
 
 
-class TestOneQuantile:
-    def test_is_the_scalar_critic_bit_for_bit(self):
-        class Own(TD3Policy):  # SB3's networks by SB3's code
-            pass
-
-        expected, one = (model(policy=policy, top_quantiles_to_drop_per_net=7).learn(30) for policy in (Own, "MlpPolicy"))
-        assert type(one.critic) is type(expected.critic) is ContinuousCritic
-        assert largest_difference(weights(expected), weights(one)) == 0
+def test_one_quantile_is_the_scalar_critic_bit_for_bit():
+    expected, one = (model(policy=policy, top_quantiles_to_drop_per_net=7).learn(30) for policy in (Own, "MlpPolicy"))
+    assert type(one.critic) is type(expected.critic) is ContinuousCritic
+    assert largest_difference(weights(expected), weights(one)) == 0
 
 
 class TestCritic:
@@ -45,20 +45,19 @@ class TestCritic:
         th.testing.assert_close(critic.q1_forward(*inputs), outputs[0].mean(1, keepdim=True))
 
 
-class TestDropping:
-    @pytest.mark.parametrize("drop", [5, -1, 1.5, None])
-    def test_a_count_that_leaves_nothing_or_is_none_is_refused_also_when_edited(self, drop, tmp_path):
-        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
-            model(n_quantiles=5, top_quantiles_to_drop_per_net=drop)
-        algorithm = ready()
-        before = weights(algorithm)
-        algorithm.save(tmp_path / "model")
-        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
-            TD3X.load(tmp_path / "model", top_quantiles_to_drop_per_net=drop)
-        with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):  # noqa: PT012  # at one of both
-            algorithm.top_quantiles_to_drop_per_net = drop
-            train_on(algorithm, [0])
-        assert largest_difference(weights(algorithm), before) == 0
+@pytest.mark.parametrize("drop", [5, -1, 1.5, None])
+def test_a_count_to_drop_that_leaves_nothing_or_is_none_is_refused_also_when_edited(drop, tmp_path):
+    with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
+        model(n_quantiles=5, top_quantiles_to_drop_per_net=drop)
+    algorithm = ready()
+    before = weights(algorithm)
+    algorithm.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):
+        TD3X.load(tmp_path / "model", top_quantiles_to_drop_per_net=drop)
+    with pytest.raises(ValueError, match="top_quantiles_to_drop_per_net"):  # noqa: PT012  # at one of both
+        algorithm.top_quantiles_to_drop_per_net = drop
+        train_on(algorithm, [0])
+    assert largest_difference(weights(algorithm), before) == 0
 
 
 class TestFiles:
@@ -97,16 +96,10 @@ class TestFiles:
 
 class TestPolicies:
     def test_a_policy_that_cannot_have_quantiles_is_refused(self):
-        class Own(TD3Policy):
-            pass
-
         with pytest.raises(ValueError, match=r"Own cannot have quantile critics \(n_quantiles=5\)"):
             model(policy=Own, **QUANTILES)
 
     def test_by_default_there_are_25_and_scalar_critics_where_the_policy_has_no_others(self):
-        class Own(TD3Policy):
-            pass
-
         for policy, expected in (("MlpPolicy", 25), (TD3Policy, 25), (Own, 1)):
             algorithm = TD3X(policy, LineEnv(), policy_kwargs=SMALL, buffer_size=10, device="cpu")
             assert algorithm.n_quantiles == getattr(algorithm.critic, "n_quantiles", 1) == expected

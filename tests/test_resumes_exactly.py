@@ -323,25 +323,24 @@ class TestItsModel:
         assert Counting.load(tmp_path / "model").counted == 0
 
 
-class TestAfterAnErrorBeforeTheFirstStep:
-    @pytest.mark.filterwarnings("ignore:not restored exactly")  # LineEnv does not offer its state, so its episodes are cut
-    @pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
-    def test_learn_can_be_called_again(self, tmp_path, env):
-        def scored():
-            return evaluating(n_eval_episodes=2, log_path=str(tmp_path))
+@pytest.mark.filterwarnings("ignore:not restored exactly")  # LineEnv does not offer its state, so its episodes are cut
+@pytest.mark.parametrize("env", [LineEnv, OpenLineEnv])
+def test_learn_can_be_called_again_after_an_error_before_the_first_step(tmp_path, env):
+    def scored():
+        return evaluating(n_eval_episodes=2, log_path=str(tmp_path))
 
-        save_run(model(seeded(env)).learn(50, expected := scored()), tmp_path, expected)
-        resume_run(tmp_path, seeded(env)).learn(80, expected := scored(), resume=True)
-        resumed = resume_run(tmp_path, seeded(env))
-        unready = Calls(_on_training_start=Mock(side_effect=OSError))
-        for callback in ([scored(), unready], unready):
-            with pytest.raises(OSError):  # noqa: PT011  # its own
-                resumed.learn(80, callback, resume=True)
-        resumed.learn(80, evaluated := scored(), resume=True)
-        assert evaluated.evaluations_timesteps == expected.evaluations_timesteps == [20, 40, 60, 80]
-        assert evaluated.evaluations_results == expected.evaluations_results
-        assert [resumption["steps"] for resumption in resumed.resumptions] == [50]
-        assert_same_run(expected.model, resumed)
+    save_run(model(seeded(env)).learn(50, expected := scored()), tmp_path, expected)
+    resume_run(tmp_path, seeded(env)).learn(80, expected := scored(), resume=True)
+    resumed = resume_run(tmp_path, seeded(env))
+    unready = Calls(_on_training_start=Mock(side_effect=OSError))
+    for callback in ([scored(), unready], unready):
+        with pytest.raises(OSError):  # noqa: PT011  # its own
+            resumed.learn(80, callback, resume=True)
+    resumed.learn(80, evaluated := scored(), resume=True)
+    assert evaluated.evaluations_timesteps == expected.evaluations_timesteps == [20, 40, 60, 80]
+    assert evaluated.evaluations_results == expected.evaluations_results
+    assert [resumption["steps"] for resumption in resumed.resumptions] == [50]
+    assert_same_run(expected.model, resumed)
 
 
 class TestSaysWhatIsNotExact:

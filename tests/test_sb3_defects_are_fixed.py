@@ -244,19 +244,18 @@ def test_a_schedule_that_gives_the_critics_alone_an_invalid_rate_is_refused():
         learner.learn(20)
 
 
-class TestNoiseOfTheWrongSize:
-    @pytest.mark.parametrize(
-        "noise",
-        [
-            NormalActionNoise(np.zeros(1), np.ones(1)),
-            OrnsteinUhlenbeckActionNoise(np.zeros(2), np.ones(2)),
-            NormalActionNoise(np.zeros((3, 1)), np.ones((3, 1))),
-            VectorizedActionNoise(NormalActionNoise(np.zeros(1), np.ones(1)), 2),
-        ],
-    )
-    def test_it_is_refused(self, noise):
-        with pytest.raises(ValueError, match=r"action has shape \(3,\)"):
-            model(LineEnv(action_space=spaces.Box(-1, 1, (3,))), action_noise=noise)
+@pytest.mark.parametrize(
+    "noise",
+    [
+        NormalActionNoise(np.zeros(1), np.ones(1)),
+        OrnsteinUhlenbeckActionNoise(np.zeros(2), np.ones(2)),
+        NormalActionNoise(np.zeros((3, 1)), np.ones((3, 1))),
+        VectorizedActionNoise(NormalActionNoise(np.zeros(1), np.ones(1)), 2),
+    ],
+)
+def test_noise_of_the_wrong_size_is_refused(noise):
+    with pytest.raises(ValueError, match=r"action has shape \(3,\)"):
+        model(LineEnv(action_space=spaces.Box(-1, 1, (3,))), action_noise=noise)
 
 
 class TestNotANumber:

@@ -93,17 +93,14 @@ def test_a_stop_whose_save_fails_is_no_stop_of_the_next_run(error, tmp_path, mon
     assert learner.learn(30, saving, reset_num_timesteps=False).num_timesteps == 50
 
 
-class TestInsideAnEpisode:
-    """With ``train_freq`` in episodes, which may be long or endless."""
-
-    @pytest.mark.parametrize(("env", "reason"), [(LineEnv, "current episodes"), (OpenLineEnv, "inside a rollout")])
-    def test_a_run_stops_after_the_step_and_says_that_it_is_not_exact(self, tmp_path, env, reason):
-        saving = TD3XCheckpointCallback(1000, tmp_path)
-        learner = model(seeded(env), train_freq=(1, "episode"), gradient_steps=-1)
-        learner.learn(100, [at(25, lambda _: saving.save_and_stop()), saving])
-        assert learner.num_timesteps == learner.replay_buffer.size() == 25
-        with pytest.warns(UserWarning, match=f"not restored exactly: .*{reason}"):
-            assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60
+@pytest.mark.parametrize(("env", "reason"), [(LineEnv, "current episodes"), (OpenLineEnv, "inside a rollout")])
+def test_with_a_train_freq_in_episodes_a_run_stops_after_the_step_and_says_that_it_is_not_exact(tmp_path, env, reason):
+    saving = TD3XCheckpointCallback(1000, tmp_path)
+    learner = model(seeded(env), train_freq=(1, "episode"), gradient_steps=-1)
+    learner.learn(100, [at(25, lambda _: saving.save_and_stop()), saving])
+    assert learner.num_timesteps == learner.replay_buffer.size() == 25
+    with pytest.warns(UserWarning, match=f"not restored exactly: .*{reason}"):
+        assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60
 
 
 def begun(tmp_path, env_id, *arguments):

@@ -291,6 +291,13 @@ class TestErrors:
             assert refused(command, run.path).startswith("error: ")
 
 
+def in_folder(folder, overrides=FAST):
+    """A run that was prepared in it and given up."""
+    run = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=overrides), folder)
+    run.resources.close()
+    return run
+
+
 class TestAChosenFolder:
     def test_keeps_every_file_that_the_run_has_not_written(self, tmp_path):
         mine = {"thesis.txt": "years", "Pendulum-v1/notes.md": "thoughts", "video/holiday.mp4": "sun"}
@@ -299,19 +306,15 @@ class TestAChosenFolder:
         for name, text in mine.items():
             (run.folder.path / name).parent.mkdir(exist_ok=True)
             (run.folder.path / name).write_text(text)
-        planned = experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST)
-        again = experiment.prepare(planned, run.folder.path)
-        again.resources.close()
+        in_folder(run.folder.path)
         with pytest.raises(ValueError, match="policy_kwargs"):
-            experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy_kwargs=3",)), run.folder.path)
+            in_folder(run.folder.path, ("policy_kwargs=3",))
         assert {name: (run.folder.path / name).read_text() for name in mine} == mine
 
     def test_in_which_no_run_could_be_made_can_be_taken_again(self, tmp_path):
         with pytest.raises(ValueError, match="NatureCNN only with images"):
-            experiment.prepare(experiment.Experiment("Pendulum-v1", overrides=("policy=CnnPolicy",)), tmp_path)
-        again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
-        again.resources.close()
-        assert again.folder.config()["policy"] == "MlpPolicy"
+            in_folder(tmp_path, ("policy=CnnPolicy",))
+        assert in_folder(tmp_path).folder.config()["policy"] == "MlpPolicy"
 
     def test_shows_no_model_of_a_run_that_failed_before_its_first_step(self, tmp_path, monkeypatch):
         run = prepared(tmp_path, "Pendulum-v1", steps=60, overrides=(*FAST, "normalize=true"))
@@ -323,8 +326,7 @@ class TestAChosenFolder:
         with pytest.raises(ValueError, match=r"lacks the statistics of VecNormalize \(vecnormalize.pkl\)"):
             run.folder.model_normalization()
         statistics.rename(run.folder.normalization)
-        again = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), run.folder.path)
-        again.resources.close()
+        in_folder(run.folder.path)
         assert not run.folder.normalization.exists()  # with which td3x eval would show the new run's model
         with pytest.raises(ValueError, match="holds no model yet"):
             run.folder.model()
@@ -340,16 +342,14 @@ class TestAChosenFolder:
         (tmp_path / "Pendulum-v1").mkdir()
         (tmp_path / "Pendulum-v1" / ".args.yml.partial").touch()
         (tmp_path / "output.log").touch()
-        run = experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
-        run.resources.close()
-        assert run.folder.arguments()["algo"] == "td3x"
+        assert in_folder(tmp_path).folder.arguments()["algo"] == "td3x"
 
     @pytest.mark.parametrize("name", ["Pendulum-v1/notes.md", "best_model.zip", "Pendulum-v1/args.yml"])
     def test_that_holds_other_files_is_refused_untouched(self, name, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(yaml.safe_dump({"algo": "another"}))
         with pytest.raises(ValueError, match="holds other files than a run's"):
-            experiment.prepare(experiment.Experiment("Pendulum-v1", steps=60, overrides=FAST), tmp_path)
+            in_folder(tmp_path)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / Path(name)]
 
 

@@ -4,6 +4,7 @@ An episode that is cut ends in the replay buffer too, as at a time limit.
 Environments are reset where ``learn`` begins anew or continues with a loaded model; SB3's buffers do not see that.
 """
 
+import contextlib
 import copy
 import itertools
 import warnings
@@ -20,7 +21,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import Calls, LineEnv, at, model, reloaded
+from tests.tools import Calls, LineEnv, at, model, moved, reloaded
 
 
 class CountingEnv(LineEnv):
@@ -53,6 +54,14 @@ class CountingGoalEnv(CountingEnv):
 
     def compute_reward(self, achieved, desired, info):
         return np.zeros(len(achieved))
+
+
+HINDSIGHT = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
+
+
+def stays_in_its_episodes(buffer, size):
+    """Whether each of so many transitions is one step of a ``CountingEnv``."""
+    return moved(buffer)[..., -2:].tolist() == [[[0, 1]] * buffer.n_envs] * size
 
 
 def evaluates_on_the_training_environment(method, steps):
@@ -132,10 +141,9 @@ class TestAnEpisodeThatIsCut:
 
     @pytest.mark.parametrize("continued", [again, loaded, used_by_a_callback_at_the_next_rollout], indirect=True)
     def test_gives_no_goals_to_the_next_one(self, continued):
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SB3's, of what `learn` can do without a complete episode
-            algorithm = continued(model(CountingGoalEnv(), **settings).learn(30))
+            algorithm = continued(model(CountingGoalEnv(), **HINDSIGHT, learning_starts=25).learn(30))
         batch = algorithm.replay_buffer.sample(500)
         same = batch.observations["desired_goal"][:, 0] == batch.observations["achieved_goal"][:, 0]
         assert same.all()
@@ -153,25 +161,18 @@ class TestAnEpisodeThatIsCut:
         env = DummyVecEnv([CountingEnv] * 2)
         algorithm = model(env if layer is list else layer(env), gradient_steps=0, learning_starts=1000)
         uses = map(evaluates_on_the_training_environment, ("_on_rollout_start", "_on_step"), (10, 24))
-        buffer = algorithm.learn(80, [*uses]).replay_buffer
-        assert buffer.size() == 39
-        moved = buffer.next_observations[:39, :, -2:] - buffer.observations[:39, :, -2:]
-        assert moved.tolist() == [[[0, 1]] * 2] * buffer.size()
+        assert stays_in_its_episodes(algorithm.learn(80, [*uses]).replay_buffer, 39)
 
     def test_is_one_before_a_callback_used_the_environment_as_training_was_set_up(self):
         algorithm = model(CountingEnv(), learning_starts=1000).learn(15)
         used = evaluates_on_the_training_environment("_init_callback", 15)
-        buffer = algorithm.learn(15, used, reset_num_timesteps=False).replay_buffer
-        moved = buffer.next_observations[:30, 0] - buffer.observations[:30, 0]
-        assert moved.tolist() == [[0, 1]] * 30
+        assert stays_in_its_episodes(algorithm.learn(15, used, reset_num_timesteps=False).replay_buffer, 30)
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: cloudpickle.loads(cloudpickle.dumps(made))])
     def test_is_one_during_which_the_environment_of_a_copy_was_used(self, copied):
         algorithm = copied(model(CountingEnv(), learning_starts=1000).learn(30))
         algorithm.get_env().reset()
-        buffer = algorithm.learn(15, reset_num_timesteps=False).replay_buffer
-        moved = buffer.next_observations[:45, 0] - buffer.observations[:45, 0]
-        assert moved.tolist() == [[0, 1]] * 45
+        assert stays_in_its_episodes(algorithm.learn(15, reset_num_timesteps=False).replay_buffer, 45)
 
     def test_is_none_in_a_loop_of_the_users_own(self):
         """As where an expert acts, in SB3's own parts, after ``learn``."""
@@ -181,34 +182,22 @@ class TestAnEpisodeThatIsCut:
         for _ in range(5):
             action, scaled = algorithm._sample_action(1000, None, 1)
             algorithm._store_transition(algorithm.replay_buffer, scaled, *env.step(action))
-        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
-        assert buffer.size() == 40
-        moved = buffer.next_observations[:40, 0] - buffer.observations[:40, 0]
-        assert moved.tolist() == [[0, 1]] * 40
+        assert stays_in_its_episodes(algorithm.learn(5, reset_num_timesteps=False).replay_buffer, 40)
 
-    def stop(self, algorithm):
-        algorithm.learn(1000, StopTrainingOnMaxEpisodes(2))
-
-    def interrupt(self, algorithm):
-        with pytest.raises(KeyboardInterrupt):
-            algorithm.learn(1000, at(40, Mock(side_effect=KeyboardInterrupt)))
-
-    @pytest.mark.parametrize("end", [stop, interrupt])
+    @pytest.mark.parametrize("end", [StopTrainingOnMaxEpisodes(2), at(40, Mock(side_effect=KeyboardInterrupt))])
     def test_is_one_that_ended_inside_a_step(self, end):
         """SB3 has not stored that step, here the last of an episode."""
         algorithm = model(CountingEnv(), learning_starts=1000)
-        end(self, algorithm)
-        buffer = algorithm.learn(5, reset_num_timesteps=False).replay_buffer
-        moved = buffer.next_observations[: buffer.size(), 0] - buffer.observations[: buffer.size(), 0]
-        assert moved.tolist() == [[0, 1]] * buffer.size() == [[0, 1]] * 44
+        with contextlib.suppress(KeyboardInterrupt):
+            algorithm.learn(1000, end)
+        assert stays_in_its_episodes(algorithm.learn(5, reset_num_timesteps=False).replay_buffer, 44)
 
     def test_and_its_goals_are_judged_by_the_environments_that_are_there(self):
         class OtherGoalEnv(CountingGoalEnv):
             def compute_reward(self, achieved, desired, info):
                 return np.full(len(achieved), -7.0)
 
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 25}
-        algorithm = model(CountingGoalEnv(), **settings).learn(60)
+        algorithm = model(CountingGoalEnv(), **HINDSIGHT, learning_starts=25).learn(60)
         algorithm.set_env(OtherGoalEnv())
         algorithm.train(1, 8)
         rewards = algorithm.replay_buffer.sample(500).rewards
@@ -216,29 +205,26 @@ class TestAnEpisodeThatIsCut:
         assert not (rewards == 0).any()
 
     @pytest.mark.parametrize("learning_starts", [25, 60])
-    def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts, tmp_path):
+    def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts):
         """SB3 stops with an error if no episode has ended when training begins."""
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
-        model(CountingGoalEnv(), **settings, learning_starts=learning_starts).learn(30).save(tmp_path / "model")
-        algorithm = TD3X.load(tmp_path / "model", env=CountingGoalEnv(length=61))
+        saved = model(CountingGoalEnv(), **HINDSIGHT, learning_starts=learning_starts).learn(30)
+        algorithm = reloaded(saved, env=CountingGoalEnv(length=61))
         updates = algorithm._n_updates
         assert algorithm.learn(60, reset_num_timesteps=False)._n_updates == updates
         assert algorithm.learn(10, reset_num_timesteps=False)._n_updates == updates + 10
 
     @pytest.mark.parametrize("learning_starts", ["auto", 100])
     def test_random_actions_end_with_an_episode(self, learning_starts):
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy"}
         env = DummyVecEnv([CountingGoalEnv] * 8)  # 100 steps are 12 of each, an episode is 20
-        assert model(env, **settings, learning_starts=learning_starts).learn(240)._n_updates == 11
+        assert model(env, **HINDSIGHT, learning_starts=learning_starts).learn(240)._n_updates == 11
 
     def test_a_buffer_that_overwrites_its_only_episode_waits_for_the_next(self):
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": 20}
         with pytest.warns(UserWarning, match="buffer_size room for several episodes"):
-            algorithm = model(CountingGoalEnv(), **settings, buffer_size=25).learn(130)
+            algorithm = model(CountingGoalEnv(), **HINDSIGHT, learning_starts=20, buffer_size=25).learn(130)
         assert 20 < algorithm._n_updates < 80
 
     def test_episodes_that_never_end_warn(self):
-        settings = {"replay_buffer_class": HerReplayBuffer, "policy": "MultiInputPolicy", "learning_starts": "auto"}
+        settings = {**HINDSIGHT, "learning_starts": "auto"}
         with pytest.warns(UserWarning, match=r"nothing is learned now.*Give the environment a time limit"):
             assert model(CountingGoalEnv(length=10**9), **settings, buffer_size=2000).learn(1010)._n_updates == 0
         with pytest.warns(UserWarning, match="buffer_size room for several episodes"):  # none can be as long as it takes

@@ -25,6 +25,12 @@ HOOKS = sorted(
 )
 
 
+@pytest.fixture(params=[TD3, TD3X])
+def base(request):
+    """What works in a subclass of SB3's TD3 works in one of TD3X."""
+    return request.param
+
+
 def overriding(called):
     """A subclass of the user's whose hooks note their calls and leave the rest to ``super()``."""
 
@@ -94,22 +100,19 @@ class Around(ReplayBuffer):
         return self.inner.sample(*args, **kwargs)
 
 
-@pytest.mark.parametrize("cls", [TD3, TD3X])
-def test_a_replay_buffer_may_have_a_memory_of_its_own(cls):
+def test_a_replay_buffer_may_have_a_memory_of_its_own(base):
     env = VecNormalize(DummyVecEnv([LineEnv]))
-    learner = model(env, cls=cls, replay_buffer_class=Around).learn(30).learn(30)
+    learner = model(env, cls=base, replay_buffer_class=Around).learn(30).learn(30)
     assert learner.replay_buffer.inner.size() == 60
     assert learner._n_updates > 0
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_may_save_fewer_parts(base):
     cls = type("Lean", (base,), {"_get_torch_save_params": lambda self: (["policy"], [])})
     saved = model(cls=cls).learn(20)
     assert largest_difference(weights(reloaded(saved, cls=cls)), weights(saved)) == 0
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base):
     class Own(base):
         parts = 0
@@ -121,7 +124,6 @@ def test_what_a_subclass_leaves_out_may_depend_on_its_settings(base):
     assert not hasattr(reloaded(saved, cls=Own), "part0")
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loaded(base, tmp_path):
     class Own(base):
         def _setup_model(self):
@@ -140,7 +142,6 @@ def test_a_subclass_may_set_parameters_where_it_is_set_up_also_while_it_is_loade
     assert largest_difference(weights(loaded), weights(saved)) == 0
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_that_changes_old_parameters_is_given_them_at_load(base):
     class Own(base):
         def set_parameters(self, params, *args, **kwargs):
@@ -160,7 +161,6 @@ def test_a_train_for_scalar_critics_is_told_of_the_quantiles():
         learner.learn(100, log_interval=1)
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base):
     class Own(base):
         def train(self, gradient_steps, batch_size=100):
@@ -175,7 +175,6 @@ def test_a_subclass_finds_the_lists_of_running_statistics_that_sb3s_td3_has(base
     assert trained.critic_batch_norm_stats[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("base", [TD3, TD3X])
 def test_a_subclass_may_name_parts_of_its_policy_where_sb3s_td3_does(base):
     class Own(base):
         def _create_aliases(self):

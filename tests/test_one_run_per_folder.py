@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,18 @@ from sb3_td3x.runs.experiment import Experiment, prepare
 from tests.commands import wait_until
 from tests.resuming import leave_lock, saved_steps, scoring, seeded
 from tests.tools import model
+
+FULL = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+
+
+def assert_refused(folder, said=""):
+    with pytest.raises(RunLockedError, match=said), RunLock(folder):
+        pass
+
+
+def take(folder):
+    with RunLock(folder) as ours:
+        ours.require_ours()
 
 
 class TestOneRunPerFolder:
@@ -69,12 +82,10 @@ class TestOneWriter:
         caplog.set_level("WARNING")
 
     def test_a_second_one_is_refused_at_once_with_the_process_of_the_first(self, tmp_path, caplog):
-        refused = pytest.raises(RunLockedError, match=rf"process {os.getpid()} on {socket.gethostname()}")
-        with RunLock(tmp_path), refused, RunLock(tmp_path):
-            pass
-        assert caplog.text == ""  # it says so when it waits
         with RunLock(tmp_path):
-            pass  # the first has left
+            assert_refused(tmp_path, rf"process {os.getpid()} on {socket.gethostname()}")
+        assert caplog.text == ""  # it says so when it waits
+        take(tmp_path)  # the first has left
         assert list(tmp_path.iterdir()) == []
 
     def test_a_killed_one_is_taken_over_at_once(self, tmp_path, caplog):
@@ -82,8 +93,7 @@ class TestOneWriter:
         code += "held = lock.RunLock(pathlib.Path(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
         subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
         assert (tmp_path / "lock").exists()
-        with RunLock(tmp_path) as ours:
-            ours.require_ours()
+        take(tmp_path)
         assert caplog.text == ""
 
     def test_on_nfs_a_dead_one_is_taken_over_after_the_lease(self, tmp_path, monkeypatch):
@@ -95,8 +105,7 @@ class TestOneWriter:
         def take_over(differing):
             folder = Path(tempfile.mkdtemp(dir=tmp_path))
             leave_lock(folder, **{"pid": process.pid, **differing})
-            with RunLock(folder) as ours:
-                ours.require_ours()
+            take(folder)
             return list(folder.iterdir())
 
         with ThreadPoolExecutor() as pool:  # each waits for a lease
@@ -106,14 +115,12 @@ class TestOneWriter:
         monkeypatch.setattr(lock.SoftFileLease, "_try_break_stale_lock", lambda *_: None)
         monkeypatch.setattr(lock, "_has_ended", lambda *_: True)  # as it looks from another host
         with RunLock(tmp_path) as first:
-            with pytest.raises(RunLockedError), RunLock(tmp_path):
-                pass
+            assert_refused(tmp_path)
             first.require_ours()
 
     def test_one_killed_before_it_wrote_into_its_lock_is_taken_over(self, tmp_path):
         (tmp_path / "lock").touch()
-        with RunLock(tmp_path) as ours:
-            ours.require_ours()
+        take(tmp_path)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_living_one_whose_lock_seems_empty_is_not(self, tmp_path):
@@ -122,30 +129,26 @@ class TestOneWriter:
         with RunLock(tmp_path):
             os.truncate(tmp_path / "lock", 0)
             threading.Timer(1, os.utime, [tmp_path / "lock"]).start()
-            with pytest.raises(RunLockedError), RunLock(tmp_path):
-                pass
+            assert_refused(tmp_path)
 
     @pytest.mark.skipif(sys.version_info < (3, 11), reason="filelock for Python 3.10 removes an empty lock after 2 seconds")
     def test_one_that_is_about_to_write_into_its_lock_is_not(self, tmp_path, monkeypatch):
         monkeypatch.setattr(lock, "LEASE_SECONDS", 3)  # longer than what is left of the wait when it writes
         (tmp_path / "lock").touch()
         threading.Timer(3.5, leave_lock, [tmp_path]).start()
-        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on "), RunLock(tmp_path):
-            pass
+        assert_refused(tmp_path, f"process {os.getpid()} on ")
 
     def test_one_whose_process_number_is_in_use_again_is_taken_over_at_once(self, tmp_path, caplog):
         """As the first process of a container that is started again."""
         leave_lock(tmp_path, start=1)
-        with RunLock(tmp_path):
-            pass
+        take(tmp_path)
         assert caplog.text == ""
 
     def test_one_whose_parent_does_not_ask_how_it_ended_is_taken_over(self, tmp_path):
         process = subprocess.Popen([sys.executable, "-c", ""])
         wait_until(lambda: lock._has_ended(process.pid))
         leave_lock(tmp_path, pid=process.pid, start=None)
-        with RunLock(tmp_path):
-            pass
+        take(tmp_path)
         process.wait()
 
     @pytest.mark.parametrize("host", [f"{socket.gethostname()}?pidns-f1234567", "evil\x1b]0;title"])
@@ -154,8 +157,7 @@ class TestOneWriter:
         leave_lock(tmp_path, host=host)
         os.utime(tmp_path / "lock", times=(time.time() + 3600,) * 2)
         began = time.monotonic()
-        with RunLock(tmp_path) as ours:
-            ours.require_ours()
+        take(tmp_path)
         assert time.monotonic() - began > 1.5
         assert (
             f"waiting up to 1 seconds for a sign of process {os.getpid()} on {ascii(host.partition('?')[0])[1:-1]}"
@@ -173,8 +175,7 @@ class TestOneWriter:
 
         beating = threading.Thread(target=beat, daemon=True)
         beating.start()
-        with pytest.raises(RunLockedError, match="process 1 on elsewhere"), RunLock(tmp_path):
-            pass
+        assert_refused(tmp_path, "process 1 on elsewhere")
         stop.set()
         beating.join()
 
@@ -203,20 +204,14 @@ class TestOneWriter:
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
     def test_a_lock_that_cannot_be_taken_leaves_nothing(self, tmp_path, monkeypatch):
-        def full(*_, **__):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch:
-            patch.setattr(lock.SoftFileLease, "acquire", full)
+            patch.setattr(lock.SoftFileLease, "acquire", FULL)
             with pytest.raises(OSError, match="No space left"):
                 prepare(Experiment("Pendulum-v1", steps=10, device="cpu", out=tmp_path))
         assert list((tmp_path / "td3x").iterdir()) == []
 
     def test_a_full_disk_is_named_with_the_folder_of_checkpoints(self, tmp_path, monkeypatch):
-        def full(*_, **__):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(lock.SoftFileLease, "acquire", full)
+        monkeypatch.setattr(lock.SoftFileLease, "acquire", FULL)
         with pytest.raises(CheckpointError, match=f"{tmp_path.name}.* No space left on device"):
             save_run(model(seeded()).learn(20), tmp_path)
 

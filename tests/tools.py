@@ -158,6 +158,11 @@ def at(step, act):
 SPACES = spaces.Box(-10, 10, (3,)), spaces.Box(-1, 1, (1,))
 
 
+def moved(buffer):
+    """By how much each stored transition changes the observation."""
+    return (buffer.next_observations - buffer.observations)[: buffer.size()]
+
+
 def filled(cls, transitions, size=32, n_envs=2):
     """Observation, reward and the rest tell which transition of which environment they belong to."""
     buffer = cls(size * n_envs, *SPACES, device="cpu", n_envs=n_envs)

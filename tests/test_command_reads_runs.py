@@ -26,6 +26,8 @@ from tests.tools import LineEnv, model
 
 
 class Rendered(LineEnv):
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 12}  # noqa: RUF012
+
     def __init__(self, render_mode=None, observation_space=None):
         super().__init__(observation_space)
         self.render_mode = render_mode
@@ -54,8 +56,6 @@ class TestReading:
         shown = []
 
         class Windowed(Rendered):
-            metadata = {"render_modes": ["human"]}  # noqa: RUF012
-
             def step(self, action):
                 shown.append(self.render_mode)
                 return super().step(action)
@@ -84,8 +84,6 @@ class TestReading:
 
     def test_a_picture_of_other_integers_is_not_stretched(self, tmp_path, registered):
         class Dim(Rendered):
-            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-
             def render(self):
                 return np.full((16, 16, 3), [[[10, 20, 30]]], np.int64)
 
@@ -97,8 +95,6 @@ class TestReading:
 
     def test_an_environment_that_cannot_draw_is_named_and_leaves_no_video(self, tmp_path, registered):
         class Blind(Rendered):
-            metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-
             def render(self):
                 raise RuntimeError("no [GL] context")
 
@@ -139,8 +135,6 @@ class TestReading:
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said, registered):
         class Drawn(Rendered):
-            metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
-
             def __init__(self, render_mode=None):
                 super().__init__(render_mode, spaces.Box(0, 255, (36, 36, 3), np.uint8))
 

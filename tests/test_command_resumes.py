@@ -42,10 +42,7 @@ main()
 
 def short_run(out, steps=300, **kwargs):
     """A finished run of this process."""
-    planned = experiment.Experiment(
-        "Pendulum-v1", steps, overrides=FAST, eval_freq=200, eval_episodes=1, save_freq=100, device="cpu", out=out, **kwargs
-    )
-    run = experiment.prepare(planned)
+    run = prepared(out, "Pendulum-v1", steps=steps, eval_freq=200, eval_episodes=1, save_freq=100, **kwargs)
     experiment.train(run)
     return run.folder
 

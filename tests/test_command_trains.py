@@ -182,17 +182,14 @@ def test_an_error_inside_of_an_environment_has_an_exit_code_of_its_own(kind, tmp
 class TestCustomEnvironments:
     """Where the script ``td3x`` is started, as pip installs it: Python looks for modules beside the script, not there."""
 
-    def script(self, tmp_path):
+    def test_a_module_is_found_by_the_runs_of_a_study_and_their_environments_processes(self, tmp_path):
         (tmp_path / "work").mkdir()
         (tmp_path / "td3x").write_text("from sb3_td3x.cli import main\n\nif __name__ == '__main__':\n    main()\n")
         made = 'gymnasium.register("Own-v0", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=50)'
         (tmp_path / "work" / "my_module.py").write_text(f"import gymnasium\n\n{made}\n")
-        return {"program": [str(tmp_path / "td3x")], "cwd": tmp_path / "work"}
-
-    def test_a_module_is_found_by_the_runs_of_a_study_and_their_environments_processes(self, tmp_path):
-        there = self.script(tmp_path)
-        study(there["cwd"] / "own.yml", envs=["my_module:Own-v0"], seeds=[0], steps=60, n_envs=2)
-        assert "1 of 1 runs are done" in td3x("study", "own.yml", "--jobs", 1, **there)
+        study(tmp_path / "work" / "own.yml", envs=["my_module:Own-v0"], seeds=[0], steps=60, n_envs=2)
+        printed = td3x("study", "own.yml", "--jobs", 1, program=[str(tmp_path / "td3x")], cwd=tmp_path / "work")
+        assert "1 of 1 runs are done" in printed
 
     def test_nobody_is_told_to_trust_a_run_who_did_not(self, tmp_path):
         folder = RunDir.create(tmp_path, "gymnasium:Pendulum-v1")

@@ -527,17 +527,12 @@ class TestAnOwnKindOfCritic:
         assert distance() < before / 4
 
     def test_may_hold_its_networks_as_one(self):
-        class Ensemble(th.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = th.nn.Linear(4, 3)
-
         class Own(TD3XPolicy):
             def make_critic(self, features_extractor=None):
                 critic = super().make_critic(features_extractor)
                 del critic.qf0, critic.qf1
-                critic.q_networks = ensemble = critic.ensemble = Ensemble()
-                critic.forward = lambda *parts: ensemble.layer(th.cat(parts, dim=1)).split(1, dim=1)
+                critic.q_networks = ensemble = critic.ensemble = th.nn.Linear(4, 3)
+                critic.forward = lambda *parts: ensemble(th.cat(parts, dim=1)).split(1, dim=1)
                 critic.q1_forward = lambda *parts: critic(*parts)[0]
                 return critic
 

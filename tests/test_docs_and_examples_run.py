@@ -81,12 +81,22 @@ def test_shown_commands_exist():
             assert all((ROOT / word).exists() for word in words if word.startswith(("benchmarks/", "examples/"))), line
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)
-def test_examples(path, tmp_path, monkeypatch):
-    assert len(path.read_text().splitlines()) <= 50
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """Runs one where a user works, as ``python NAME ARGUMENTS`` does; its globals."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path), "--steps", str(STEPS), *FEWER.get(path.name, [])])
-    runpy.run_path(str(path), run_name="__main__")
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        return runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+    return run
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)
+def test_examples(path, tmp_path, example):
+    assert len(path.read_text().splitlines()) <= 50
+    example(path.name, "--steps", STEPS, *FEWER.get(path.name, []))
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 
 
@@ -99,27 +109,23 @@ def test_the_readme_shows_the_results_of_the_raw_files(monkeypatch):
     assert shown == results_figures.readme_table(results_figures.runs())
 
 
-def test_an_interrupted_example_resumes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_interrupted_example_resumes(tmp_path, example, capsys):
     (tmp_path / "resumable" / "replay").mkdir(parents=True)  # of a process that was killed before its first checkpoint
-    for steps in ("200", "400"):
-        monkeypatch.setattr(sys, "argv", ["resume.py", "--steps", steps])
-        end = runpy.run_path(str(ROOT / "examples" / "resume.py"), run_name="__main__")
+    for steps in (200, 400):
+        end = example("resume.py", "--steps", steps)
     assert "resumed after 200 steps" in capsys.readouterr().out
     assert end["model"].num_timesteps == 400
     assert (tmp_path / "pendulum_resumable.zip").exists()
 
 
-def test_ctrl_c_ends_the_search(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", "20", "--trials", "2"])
+def test_ctrl_c_ends_the_search(tmp_path, monkeypatch, example):
     stop_after(monkeypatch, 10)
     with pytest.raises(ValueError, match="No trials are completed yet"):
-        runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
+        example("search.py", "--steps", 20, "--trials", 2)
     assert len(list((tmp_path / "logs" / "td3x").iterdir())) == 1
 
 
-def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, monkeypatch):
+def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, monkeypatch, example):
     def train_second(run, **kwargs):
         trials.append(run)
         if len(trials) == 1:
@@ -128,27 +134,23 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path, monkeypatch):
         return train(run, **kwargs)
 
     trials, train = [], experiment.train
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "train", train_second)
-    monkeypatch.setattr(sys, "argv", ["search.py", "--steps", str(STEPS), "--trials", "2"])
-    end = runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
+    end = example("search.py", "--steps", STEPS, "--trials", 2)
     assert [trial.state.name for trial in end["search"].trials] == ["FAIL", "COMPLETE"]
     assert (tmp_path / "best_of_search.zip").exists()
 
 
-def test_the_demo_shows_the_walker_and_ends_with_a_report(tmp_path, monkeypatch, capsys):
+def test_the_demo_shows_the_walker_and_ends_with_a_report(monkeypatch, example, capsys):
     def run_here(command, **kwargs):
         if command[:3] != [sys.executable, "-m", "sb3_td3x"]:
             return run(command, **kwargs)
         assert CliRunner().invoke(cli.app, command[3:]).exit_code == 0
 
     opened, run = [], subprocess.run
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", run_here)
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(play, "record_video", partial(play.record_video, max_steps=200))
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--steps", "600"])
-    runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+    example("demo.py", "--steps", 600)
     folder = Path("logs", "demo")
     assert min((folder / name).stat().st_size for name in ("walker.mp4", "walker.png")) > 20_000
     (report,) = (folder / "td3x").glob("Pendulum-v1_*/report.html")
@@ -167,10 +169,8 @@ def test_a_shipped_agent_is_what_its_checksums_say_and_plays_without_trust(agent
 
 
 @pytest.mark.soak
-def test_the_robot_learns_to_reach(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["reach.py"])
-    end = runpy.run_path(str(ROOT / "examples" / "reach.py"), run_name="__main__")
+def test_the_robot_learns_to_reach(example):
+    end = example("reach.py")
     assert end["success_rate"](end["model"], end["env"], 100) > 0.9
 
 

@@ -235,24 +235,17 @@ class OwnPolicy(TD3Policy):
 
 
 EVERY_UPDATE = {"policy_delay": 1}
+OWN_EXTRACTOR = {**SMALL, "features_extractor_class": NormalizedExtractor}
+SHARED = {**OWN_EXTRACTOR, "share_features_extractor": True}
 POLICIES = {
     "SGD": {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.SGD}},
     "a policy of SB3's": {"policy": OwnPolicy},
     "three critics": {"policy_kwargs": {**SMALL, "n_critics": 3}},
-    "a custom extractor with batch norm": {"policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor}},
-    "a shared extractor": {
-        "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor, "share_features_extractor": True}
-    },
-    "an optimizer of a part": {
-        "policy": PartlyTrained,
-        "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor},
-        "max_grad_norm": 0.1,
-    },
-    "an extractor that both losses train": {
-        "policy": TrainedByBoth,
-        "policy_kwargs": {**SMALL, "features_extractor_class": NormalizedExtractor, "share_features_extractor": True},
-    },
-}  # fmt: skip
+    "a custom extractor with batch norm": {"policy_kwargs": OWN_EXTRACTOR},
+    "a shared extractor": {"policy_kwargs": SHARED},
+    "an optimizer of a part": {"policy": PartlyTrained, "policy_kwargs": OWN_EXTRACTOR, "max_grad_norm": 0.1},
+    "an extractor that both losses train": {"policy": TrainedByBoth, "policy_kwargs": SHARED},
+}
 
 
 @pytest.mark.parametrize("kwargs", POLICIES.values(), ids=POLICIES)

@@ -248,12 +248,15 @@ def test_normalization_of_a_run_on_images_fits_environments_as_they_are_made(tmp
         assert loaded.reset().shape == env.reset().shape == shape
 
 
-def test_sb3s_policy_files_are_read_too(tmp_path):
-    theirs = model(cls=TD3).policy
-    theirs.save(tmp_path / "policy.pth")
-    np.testing.assert_array_equal(
-        TD3XPolicy.load(tmp_path / "policy.pth").predict(OBSERVATIONS)[0], theirs.predict(OBSERVATIONS)[0]
-    )
+@pytest.mark.parametrize(
+    "settings", [{"cls": TD3}, {"n_quantiles": 5}, {"policy_kwargs": {**SMALL, "normalize_observations": True}}]
+)
+def test_the_policy_alone_comes_back_also_from_sb3(settings, tmp_path):
+    policy = model(**settings).learn(40).policy
+    policy.save(tmp_path / "policy.pth")
+    loaded = TD3XPolicy.load(tmp_path / "policy.pth")
+    assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
+    np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], policy.predict(OBSERVATIONS)[0])
 
 
 class Falling:

@@ -10,7 +10,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb3_td3x import TD3X
 from sb3_td3x.td3x import normalizer
 from sb3_td3x.td3x.normalizer import ObservationNormalizer, RunningMoments
-from sb3_td3x.td3x.policies import TD3XPolicy
 from tests.paths import ready
 from tests.tools import SMALL, LineEnv, feed, largest_difference, line_envs, model, random_batch, weights, without_output
 
@@ -181,16 +180,10 @@ class TestObservationSpaces:
             model(LineEnv(images), "CnnPolicy", buffer_size=10, policy_kwargs=settings)
 
 
-class TestFiles:
-    def test_a_loaded_model_predicts_alike_without_its_environment(self, tmp_path):
-        algorithm = model(**NORMALIZED).learn(40)
-        algorithm.save(tmp_path / "model")
-        loaded = TD3X.load(tmp_path / "model")
-        observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-        np.testing.assert_array_equal(loaded.predict(observations)[0], algorithm.predict(observations)[0])
-        assert loaded.policy.normalizer is loaded.critic_target.features_extractor.normalizer
-
-    def test_the_policy_alone(self, tmp_path):
-        policy = model(**NORMALIZED).learn(40).policy
-        policy.save(tmp_path / "policy.pth")
-        assert largest_difference(TD3XPolicy.load(tmp_path / "policy.pth").state_dict(), policy.state_dict()) == 0
+def test_a_loaded_model_predicts_alike_without_its_environment(tmp_path):
+    algorithm = model(**NORMALIZED).learn(40)
+    algorithm.save(tmp_path / "model")
+    loaded = TD3X.load(tmp_path / "model")
+    observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(loaded.predict(observations)[0], algorithm.predict(observations)[0])
+    assert loaded.policy.normalizer is loaded.critic_target.features_extractor.normalizer

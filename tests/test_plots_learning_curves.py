@@ -21,10 +21,11 @@ def table(path, env="Hopper-v0", seed=0, setting="default", values=(1, 3, 5), ev
     return path
 
 
-def evaluated(out, seed):
+def evaluated(out, seed, config=None, **arguments):
     """A run's folder with one evaluation."""
     run = RunDir.create(out, "Hopper-v0")
-    run.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": seed})
+    arguments = {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": seed, **arguments}
+    run.write_settings(config or {"tau": 0.005}, arguments)
     np.savez(run.evaluations, timesteps=[1], results=[[float(seed)]])
     return run
 
@@ -76,8 +77,8 @@ class TestReading:
         assert [run.seed for run in scores.read([run])] == [1]
 
     def test_runs_that_have_no_evaluation_yet_are_left_out_if_others_have_one(self, tmp_path):
-        run, begun = evaluated(tmp_path, 3), RunDir.create(tmp_path, "Hopper-v0")
-        begun.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "Hopper-v0", "seed": 4})
+        run, begun = evaluated(tmp_path, 3), evaluated(tmp_path, 4)
+        begun.evaluations.unlink()
         for paths in ([tmp_path], [run.path, begun.path]):
             assert [found.seed for found in scores.read(paths)] == [3]
 
@@ -111,10 +112,8 @@ class TestReading:
 
     def test_runs_of_one_setting_and_one_seed_are_told(self, tmp_path):
         for _ in range(2):
-            run = RunDir.create(tmp_path, "E-v0")
-            run.write_settings({"tau": 0.005}, {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": 3})
-            np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
-        with pytest.warns(UserWarning, match="'TD3X default', 'E-v0': 2 runs have seed 3 and count as different seeds"):
+            evaluated(tmp_path, 3)
+        with pytest.warns(UserWarning, match="'TD3X default', 'Hopper-v0': 2 runs have seed 3 and count as different seeds"):
             scores.read(sorted((tmp_path / "td3x").iterdir()))
 
     def test_runs_that_differ_in_more_than_their_seed_are_lines_of_their_own(self, tmp_path):
@@ -126,10 +125,7 @@ class TestReading:
             {"tau": 0.005},
         ]
         for seed, config in enumerate(configs):
-            run, env_kwargs = RunDir.create(tmp_path, "E-v0"), {"g": 1.0} if seed == 4 else None
-            arguments = {"algo": "td3x", "preset": "default", "env": "E-v0", "seed": seed, "env_kwargs": env_kwargs}
-            run.write_settings(config, arguments)
-            np.savez(run.evaluations, timesteps=[1], results=[[0.0]])
+            evaluated(tmp_path, seed, config, env_kwargs={"g": 1.0} if seed == 4 else None)
         runs = scores.read(sorted((tmp_path / "td3x").iterdir()))
         assert [run.label for run in runs] == [
             "TD3X default tau=0.005",

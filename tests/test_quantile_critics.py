@@ -71,13 +71,6 @@ class TestFiles:
         train_each((stays, moves), range(4, 8))
         assert largest_difference(weights(stays), weights(moves)) == 0
 
-    def test_the_policy_alone(self, tmp_path):
-        policy = model(**QUANTILES).policy
-        policy.save(tmp_path / "policy.pth")
-        loaded = TD3XPolicy.load(tmp_path / "policy.pth")
-        assert loaded.n_quantiles == 5
-        assert largest_difference(loaded.state_dict(), policy.state_dict()) == 0
-
     def test_another_number_of_quantiles_is_refused_at_load(self, tmp_path):
         with pytest.raises(ValueError, match="n_quantiles cannot be 25: the critics in the file have 1") as raised:
             TD3X.load(GOLDEN / "sb3_td3_2.9.2.zip", n_quantiles=25)

@@ -25,7 +25,9 @@ class TestTheReplayBuffer:
     def small_chunks(self, monkeypatch):
         monkeypatch.setattr(replay, "CHUNK_SIZE", 20)
 
-    def assert_saved(self, learner, tmp_path):
+    def assert_is_saved(self, learner, tmp_path):
+        """Now, whatever was saved before."""
+        save_run(learner, tmp_path)
         buffer, saved = learner.replay_buffer, resume_run(tmp_path, seeded()).replay_buffer
         assert (buffer.pos, buffer.full) == (saved.pos, saved.full)
         arrays = {name: array[: buffer.size()] for name, array in vars(buffer).items() if isinstance(array, np.ndarray)}
@@ -40,9 +42,7 @@ class TestTheReplayBuffer:
     def test_is_saved_whole_however_much_of_it_is_new(self, cls, more, tmp_path):
         learner = model(seeded(), cls=cls, buffer_size=100).learn(150)
         save_run(learner, tmp_path)
-        learner.learn(more, reset_num_timesteps=False)
-        save_run(learner, tmp_path)
-        self.assert_saved(learner, tmp_path)
+        self.assert_is_saved(learner.learn(more, reset_num_timesteps=False), tmp_path)
 
     def test_with_shared_memory_is_not_written_again_at_any_step_either(self, tmp_path):
         kwargs = {"handle_timeout_termination": False}
@@ -69,25 +69,20 @@ class TestTheReplayBuffer:
         save_run(learner.learn(80, reset_num_timesteps=False), tmp_path)
         again = resume_run(tmp_path, seeded(), checkpoint=100)
         again.action_noise = NormalActionNoise(np.zeros(1), np.full(1, 0.7))  # another future
-        again.learn(steps, resume=True)
-        save_run(again, tmp_path)
-        self.assert_saved(again, tmp_path)
+        self.assert_is_saved(again.learn(steps, resume=True), tmp_path)
 
     def test_of_a_new_run_or_that_a_user_puts_in_its_place_is_saved_too(self, tmp_path):
         learner = model(seeded(), buffer_size=100).learn(100)
         learner.save_replay_buffer(tmp_path / "other")
-        save_run(learner.learn(140), tmp_path)  # begun anew
-        self.assert_saved(learner, tmp_path)
+        self.assert_is_saved(learner.learn(140), tmp_path)  # begun anew
         learner.load_replay_buffer(tmp_path / "other")
-        save_run(learner, tmp_path)
-        self.assert_saved(learner, tmp_path)
+        self.assert_is_saved(learner, tmp_path)
 
     def test_that_was_emptied_is_saved_as_what_has_been_stored_since(self, tmp_path):
         learner = model(seeded(), buffer_size=100).learn(200)
         save_run(learner, tmp_path)
         learner.replay_buffer.reset()
-        save_run(learner.learn(40, reset_num_timesteps=False), tmp_path)
-        self.assert_saved(learner, tmp_path)
+        self.assert_is_saved(learner.learn(40, reset_num_timesteps=False), tmp_path)
 
     def test_is_not_written_again_where_it_has_not_changed(self, tmp_path):
         learner = model(seeded()).learn(100)
@@ -104,11 +99,10 @@ class TestTheReplayBuffer:
         model(seeded(), **{"buffer_size": 100, **other}).learn(40).save_replay_buffer(tmp_path / "buffer")
         learner = model(seeded(), buffer_size=100)
         learner.load_replay_buffer(tmp_path / "buffer")
-        save_run(learner.learn(80), tmp_path)
+        self.assert_is_saved(learner.learn(80), tmp_path)
         resumed = resume_run(tmp_path, seeded())
         assert type(resumed.replay_buffer) is type(learner.replay_buffer)
         assert resumed.replay_buffer.buffer_size == learner.replay_buffer.buffer_size
-        self.assert_saved(learner, tmp_path)
         assert resumed.learn(100, resume=True).num_timesteps == 100
 
     def test_that_does_not_fit_is_refused_with_what_differs(self, tmp_path):
@@ -239,30 +233,20 @@ class TestWhenItSaves:
 class Closed(VecEnv):
     """As libraries write them whose environments are not Python objects."""
 
+    reset = step_async = step_wait = close = None
+
     def __init__(self):
-        self.inner = DummyVecEnv([LineEnv])
-        super().__init__(1, self.inner.observation_space, self.inner.action_space)
-
-    def reset(self):
-        return self.inner.reset()
-
-    def step_async(self, actions):
-        self.inner.step_async(actions)
-
-    def step_wait(self):
-        return self.inner.step_wait()
-
-    def close(self):
-        pass
+        inner = DummyVecEnv([LineEnv])
+        super().__init__(1, inner.observation_space, inner.action_space)
+        self.reset, self.step_async, self.step_wait, self.close = inner.reset, inner.step_async, inner.step_wait, inner.close
 
     def get_attr(self, attr_name, indices=None):
         return [None]
 
-    def set_attr(self, attr_name, value, indices=None):
+    def env_method(self, *args, **kwargs):
         raise NotImplementedError
 
-    def env_method(self, method_name, *args, indices=None, **kwargs):
-        raise NotImplementedError
+    set_attr = env_method
 
     def env_is_wrapped(self, wrapper_class, indices=None):
         return [False]

@@ -201,8 +201,7 @@ class TestEnvironmentNames:
             environments.open_env("Walker2d-v2", 0, environments.EVALUATION)
 
     @pytest.mark.parametrize(
-        ("name", "package"),
-        [("FetchReach-v4", "gymnasium-robotics"), ("HopperBulletEnv-v0", "pybullet-envs-gymnasium")],
+        ("name", "package"), [("FetchReach-v4", "gymnasium-robotics"), ("HopperBulletEnv-v0", "pybullet-envs-gymnasium")]
     )
     def test_the_package_that_registers_a_known_one_is_named(self, name, package, monkeypatch):
         monkeypatch.setattr(registration, "find_spec", lambda module: None)

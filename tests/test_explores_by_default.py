@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import EventCallback
-from stable_baselines3.common.noise import (
-    ActionNoise,
-    NormalActionNoise,
-    OrnsteinUhlenbeckActionNoise,
-    VectorizedActionNoise,
-)
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X

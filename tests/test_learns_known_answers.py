@@ -46,10 +46,7 @@ class DelayedReward(Probe):
     def reward(self, observation, action):
         return observation
 
-    expected = (
-        (0.0, None, GAMMA),
-        (1.0, None, 1.0),
-    )
+    expected = ((0.0, None, GAMMA), (1.0, None, 1.0))
 
 
 class ActionForObservation(Probe):
@@ -60,10 +57,7 @@ class ActionForObservation(Probe):
     def reward(self, observation, action):
         return -((action - observation / 2) ** 2)
 
-    expected = (
-        (-1.0, -0.5, 0.0),
-        (1.0, 0.5, 0.0),
-    )
+    expected = ((-1.0, -0.5, 0.0), (1.0, 0.5, 0.0))
 
 
 @pytest.mark.parametrize("probe", [DelayedReward, ActionForObservation])

@@ -14,12 +14,7 @@ from tests.paths import ready
 from tests.tools import SMALL, LineEnv, feed, largest_difference, line_envs, model, random_batch, weights, without_output
 
 NORMALIZED = {"policy_kwargs": {**SMALL, "normalize_observations": True}}
-DICT = spaces.Dict(
-    {
-        "vector": spaces.Box(-10, 10, (2,)),
-        "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
-    }
-)
+DICT = spaces.Dict({"vector": spaces.Box(-10, 10, (2,)), "image": spaces.Box(0, 255, (36, 36, 1), np.uint8)})
 
 
 def stored(algorithm):

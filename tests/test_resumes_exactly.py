@@ -65,9 +65,7 @@ SETTINGS = {
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "a schedule": {"learning_rate": LinearSchedule(1e-3, 0, 1), "policy_delay": 3},
     "during the warm-up": {"learning_starts": 110},
-    OWN_CLASS: {
-        "policy_kwargs": {"net_arch": [8], "n_critics": 3, "features_extractor_class": NoisyExtractor},
-    },
+    OWN_CLASS: {"policy_kwargs": {"net_arch": [8], "n_critics": 3, "features_extractor_class": NoisyExtractor}},
 }
 
 

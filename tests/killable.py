@@ -8,12 +8,11 @@ from pathlib import Path
 
 import gymnasium as gym
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.runs.environments import EpisodeSeeds
-from tests.tools import model
+from tests.tools import Calls, model
 
 STEPS = 200
 WRITING = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree", "os.truncate"}
@@ -38,23 +37,13 @@ def run(folder, kill_at=None):
         learner = resume_run(folder, environment())
     else:
         learner = model(environment(), buffer_size=90, batch_size=8, policy_kwargs={"net_arch": [8]})
-    learner.learn(STEPS, [saving, Witness(saving, folder.with_suffix(".seen"))], resume=is_begun)
+    learner.learn(STEPS, [saving, witness(saving, folder.with_suffix(".seen"))], resume=is_begun)
     return digest(learner)
 
 
-class Witness(BaseCallback):
+def witness(saving, path):
     """Writes down, outside the run's folder, which checkpoint was complete."""
-
-    resumable = ()
-
-    def __init__(self, saving, path):
-        super().__init__()
-        self.saving, self.path = saving, path
-
-    def _on_step(self):
-        if self.saving.last is not None:
-            self.path.write_text(str(self.saving.last.steps))
-        return True
+    return Calls(lambda _: saving.last and path.write_text(str(saving.last.steps)))
 
 
 def digest(learner):

@@ -1,6 +1,5 @@
 """``qf_learning_rate`` is the critics' alone; without it there is one rate. Its numbers: ``test_update_matches_the_paper``."""
 
-import pytest
 from stable_baselines3 import TD3
 from stable_baselines3.common.utils import LinearSchedule
 
@@ -19,13 +18,6 @@ def test_each_network_has_its_rate_and_both_are_logged(path):
     assert rates(algorithm) == (1e-3, 3e-3)
     logged = algorithm.logger.name_to_value
     assert (logged["train/learning_rate"], logged["train/qf_learning_rate"]) == (1e-3, 3e-3)
-
-
-def test_it_may_be_a_schedule():
-    algorithm = without_output(model(qf_learning_rate=LinearSchedule(4e-3, 0.0, 1.0), learning_rate=1e-3))
-    algorithm._current_progress_remaining = 0.25
-    run(algorithm)
-    assert rates(algorithm) == pytest.approx((1e-3, 1e-3))
 
 
 def test_it_is_saved_and_can_be_changed_at_load(tmp_path):

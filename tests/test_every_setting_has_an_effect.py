@@ -67,13 +67,14 @@ def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name
     assert largest_difference(weights(algorithm), trained(**same, **{name: TURNED[name]})) == 0
 
 
-def test_learning_rate_follows_its_schedule():
-    algorithm = without_output(model(learning_rate=lambda progress: progress * 1e-3))
+@pytest.mark.parametrize("setting", [{}, {"qf_learning_rate": LinearSchedule(8e-3, 0.0, 1.0)}])
+def test_each_rate_follows_its_schedule_and_without_their_own_the_critics_have_the_actors(setting):
+    algorithm = without_output(model(learning_rate=lambda progress: progress * 1e-3, **setting))
     algorithm._current_progress_remaining = 0.25
     run(algorithm)
-    assert algorithm.critic.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
-    assert algorithm.actor.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
-    assert "train/qf_learning_rate" not in algorithm.logger.name_to_value
+    rates = [network.optimizer.param_groups[0]["lr"] for network in (algorithm.actor, algorithm.critic)]
+    assert rates == pytest.approx([2.5e-4, 2e-3 if setting else 2.5e-4])
+    assert ("train/qf_learning_rate" in algorithm.logger.name_to_value) is bool(setting)
 
 
 WHOLE_WITH_MINIMUM = {

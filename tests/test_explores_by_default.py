@@ -46,12 +46,6 @@ def test_warm_up_is_uniform_over_the_whole_range():
     assert np.abs(actions).max() <= 1
 
 
-@pytest.mark.parametrize("shape", [(1,), (2, 3)])
-def test_noise_has_the_shape_of_an_action(shape):
-    algorithm = model(LineEnv(action_space=spaces.Box(-1, 1, shape)))
-    assert algorithm.action_noise().shape == shape
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_number_may_be_set_while_learning(count):
     def decay(callback):

@@ -182,28 +182,16 @@ class TestKeys:
         assert set(re.findall(r"`(\w+/\w+)`", page)) >= {*rows(tmp_path)[0], "eval/success_rate"}  # which SB3 adds
 
 
-class OwnGenerator(ReplayBuffer):
-    """Draws from a generator of its own, as a user's buffer may."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.own = np.random.default_rng(0)
-
-    def sample(self, batch_size, env=None):
-        return self._get_samples(self.own.integers(self.size(), size=batch_size), env)
-
-
 class TestARunWithALogEqualsOneWithout:
     @pytest.mark.parametrize(
         "kwargs",
         [
             {},
             {"train_freq": (1, "episode"), "gradient_steps": -1},
-            {"replay_buffer_class": OwnGenerator},
             {"policy_kwargs": {**SMALL, "features_extractor_class": BatchNorm}},
             {"accelerate": "compiled"},
         ],
-        ids=["plain", "episodes", "a buffer with a generator", "batch norm", "compiled"],
+        ids=["plain", "episodes", "batch norm", "compiled"],
     )
     def test_bit_for_bit(self, kwargs, tmp_path):
         if kwargs.get("accelerate") == "compiled" and not has_compiler():
@@ -219,7 +207,7 @@ class TestARunWithALogEqualsOneWithout:
         assert th.equal(with_log.noise_generator.get_state(), without.noise_generator.get_state())
 
     def test_a_buffer_of_the_users_own_is_not_sampled_for_the_log(self, tmp_path):
-        """Its sampling may have a state of any kind: an order, a counter, an exponent that anneals."""
+        """Its sampling may have a state of any kind: an order, a generator, an exponent that anneals."""
 
         class InOrder(ReplayBuffer):
             calls = 0

@@ -49,7 +49,7 @@ def unfinished(tmp_path_factory):
 @pytest.fixture
 def copied(unfinished, tmp_path):
     """Its folder, to be changed."""
-    return Path(shutil.copytree(unfinished.path, tmp_path / "run"))
+    return RunDir.open(Path(shutil.copytree(unfinished.path, tmp_path / "run")))
 
 
 @pytest.fixture
@@ -105,14 +105,13 @@ class TestContent:
 
     @pytest.mark.usefixtures("without_pictures")
     def test_no_score_that_is_not_a_number_is_the_best(self, copied):
-        folder = RunDir.open(copied)
-        with np.load(folder.evaluations) as archive:
+        with np.load(copied.evaluations) as archive:
             arrays = dict(archive)
         arrays["results"][0], arrays["results"][1:] = np.nan, np.full_like(arrays["results"][1:], -5.0)
-        np.savez(folder.evaluations, **arrays)
-        (folder.path / "scores.csv").unlink()
-        assert "best -5" in scores_text(folder)
-        assert "best score -5" in " ".join(Parts(report.render(folder)).text.split())
+        np.savez(copied.evaluations, **arrays)
+        (copied.path / "scores.csv").unlink()
+        assert "best -5" in scores_text(copied)
+        assert "best score -5" in " ".join(Parts(report.render(copied)).text.split())
 
     def test_has_a_chart_of_every_diagnostic(self, page):
         titles = [title for title, *_ in report.CHARTS if title not in ("Success rate",)]
@@ -149,11 +148,10 @@ class TestContent:
     )
     @pytest.mark.usefixtures("without_pictures")
     def test_shows_no_other_command_for_it(self, command, copied):
-        run = RunDir.open(copied)
-        run.write_settings(run.config(), {**run.arguments(), "command": command})
-        assert "Repeat it" not in report.render(run)
-        run.write_settings(run.config(), {**run.arguments(), "command": "td3x train --env $(reboot); reboot"})
-        assert commands(report.render(run))[0] == ["td3x", "train", "--env", "$(reboot);", "reboot"]  # quoted
+        copied.write_settings(copied.config(), {**copied.arguments(), "command": command})
+        assert "Repeat it" not in report.render(copied)
+        copied.write_settings(copied.config(), {**copied.arguments(), "command": "td3x train --env $(reboot); reboot"})
+        assert commands(report.render(copied))[0] == ["td3x", "train", "--env", "$(reboot);", "reboot"]  # quoted
 
     @pytest.mark.filterwarnings("ignore:not restored exactly")  # the callback that stopped it
     @pytest.mark.usefixtures("without_pictures")
@@ -183,21 +181,21 @@ class TestContent:
     @pytest.mark.usefixtures("without_pictures")
     def test_pipes_in_place_of_files_are_left_out(self, copied):
         for name in ("progress.csv", "evaluations.npz", "video/best_model.mp4", "Line-v0/config.yml"):
-            (copied / name).unlink()
-            os.mkfifo(copied / name)
-        assert "no training diagnostics" in report.render(RunDir.open(copied))
+            (copied.path / name).unlink()
+            os.mkfifo(copied.path / name)
+        assert "no training diagnostics" in report.render(copied)
 
     @pytest.mark.usefixtures("without_pictures")
     def test_a_damaged_run_is_explained(self, copied, unfinished, called):
-        run = copied
+        run = copied.path
         (run / "evaluations.npz").write_bytes(b"PK\x03\x04 no archive")
         (run / "progress.csv").write_bytes(b"time/total_timesteps,train/q_mean\n100,1\n200\n\xff,\x00")
-        assert "evaluations.npz cannot be read" in html.unescape(report.render(RunDir.open(run)))
+        assert "evaluations.npz cannot be read" in html.unescape(report.render(copied))
         (run / "Line-v0" / "args.yml").write_text("algo: td3\nenv: Line-v0\n")  # rl-zoo3's
-        assert commands(report.render(RunDir.open(run))) == []
+        assert commands(report.render(copied)) == []
         (run / "Line-v0" / "args.yml").write_text("env: [1, 2]\n")
         assert "names no environment" in called("report", run)[1]
-        assert "an .html" in called("report", unfinished.path, "--out", copied / "r.pdf")[1]
+        assert "an .html" in called("report", unfinished.path, "--out", run / "r.pdf")[1]
 
 
 class TestUntrustedRuns:
@@ -282,10 +280,10 @@ class TestUntrustedRuns:
     @pytest.mark.parametrize("steps", [["a", "b"], [1.0, np.inf]], ids=["text", "inf"])
     @pytest.mark.usefixtures("without_pictures")
     def test_invalid_scores_are_named(self, steps, copied):
-        (copied / "scores.csv").write_text("timesteps\n1\n")
-        assert "has no column" in report.render(RunDir.open(copied))
-        np.savez(copied / "evaluations.npz", timesteps=steps, results=np.zeros((2, 3)))
-        assert "holds no evaluations" in report.render(RunDir.open(copied))
+        (copied.path / "scores.csv").write_text("timesteps\n1\n")
+        assert "has no column" in report.render(copied)
+        np.savez(copied.evaluations, timesteps=steps, results=np.zeros((2, 3)))
+        assert "holds no evaluations" in report.render(copied)
 
 
 def test_the_time_is_in_seconds(tmp_path):

@@ -33,29 +33,25 @@ from tests.zips import with_attributes
 
 
 @pytest.fixture
-def saved(tmp_path):
-    algorithm = model(learning_rate=2e-3).learn(60)
+def algorithm():
+    return model(learning_rate=2e-3).learn(60)
+
+
+@pytest.fixture
+def saved(algorithm, tmp_path):
     algorithm.save(tmp_path / "model")
-    return algorithm, tmp_path / "model.zip"
+    return tmp_path / "model.zip"
 
 
-def test_a_link_is_written_through(saved, tmp_path):
-    algorithm, _ = saved
+def test_a_link_is_written_through(algorithm, tmp_path):
     (tmp_path / "latest.zip").symlink_to(tmp_path / "elsewhere.zip")
     algorithm.save(tmp_path / "latest")
     assert (tmp_path / "latest.zip").is_symlink()
     assert largest_difference(weights(TD3X.load(tmp_path / "elsewhere")), weights(algorithm)) == 0
 
 
-def test_loading_without_an_environment_is_enough_to_act(saved):
-    algorithm, path = saved
-    loaded = TD3X.load(str(path).removesuffix(".zip"))
-    np.testing.assert_array_equal(loaded.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
-
-
 @pytest.mark.parametrize("trust", [False, True])
-def test_a_folder_of_the_same_name_does_not_hide_a_file(saved, tmp_path, trust):
-    algorithm, _ = saved
+def test_a_folder_of_the_same_name_does_not_hide_a_file(algorithm, tmp_path, trust):
     folder = tmp_path / "walker"
     folder.mkdir()
     algorithm.save(folder)
@@ -79,8 +75,7 @@ def test_a_model_that_is_loaded_takes_the_name_of_an_environment(tmp_path):
         TD3X.load(tmp_path / "model", env="Pendulm-v1")
 
 
-def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(saved, tmp_path):
-    algorithm, _ = saved
+def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(algorithm, tmp_path):
     algorithm.save(tmp_path / "td3_v1.0_60_steps.zip")
     assert TD3X.load(tmp_path / "td3_v1.0_60_steps").num_timesteps == 60
     memory = io.BytesIO()
@@ -93,14 +88,14 @@ def test_a_name_with_dots_needs_no_suffix_and_a_file_object_no_name(saved, tmp_p
 
 @pytest.mark.parametrize(("name", "value"), [("gamma", 0.5), ("policy_delay", 3)])
 def test_attributes_can_be_changed_at_load_and_are_checked(saved, name, value):
-    assert getattr(TD3X.load(saved[1], **{name: value}), name) == value
+    assert getattr(TD3X.load(saved, **{name: value}), name) == value
     with pytest.raises(ValueError, match=name) as raised:
-        TD3X.load(saved[1], **{name: -1})
+        TD3X.load(saved, **{name: -1})
     assert not isinstance(raised.value, ModelFileError)  # a script that discards damaged files keeps this one
 
 
 def test_random_steps_that_replace_the_files_are_those_of_the_next_run(saved):
-    loaded = TD3X.load(saved[1], env=LineEnv(), custom_objects={"learning_starts": 15})
+    loaded = TD3X.load(saved, env=LineEnv(), custom_objects={"learning_starts": 15})
     assert loaded.learn(20).learning_starts == 15
 
 
@@ -111,32 +106,32 @@ def test_an_attribute_that_there_is_not_is_refused_at_load(saved):
             self.scale = scale
 
     with pytest.raises(TypeError, match=r"no 'batchsize' to load with: did you mean batch_size"):
-        TD3X.load(saved[1], batchsize=64)
-    assert TD3X.load(saved[1], num_timesteps=7, custom_objects={"clip_range": 0.2}).num_timesteps == 7  # rl-zoo3 gives such
-    assert Own.load(saved[1], scale=2.0, gamma=0.5).scale == 2
+        TD3X.load(saved, batchsize=64)
+    assert TD3X.load(saved, num_timesteps=7, custom_objects={"clip_range": 0.2}).num_timesteps == 7  # rl-zoo3 gives such
+    assert Own.load(saved, scale=2.0, gamma=0.5).scale == 2
 
 
 def test_what_is_no_setting_cannot_be_given_to_load(saved):
     for name in ("predict", "logger", "monitor_wrapper", "policy", "lr_schedule"):
         with pytest.raises(TypeError, match=f"no '{name}' to load with"):
-            TD3X.load(saved[1], **{name: 5})
+            TD3X.load(saved, **{name: 5})
 
 
 def test_the_averages_are_over_the_episodes_that_load_is_told(saved):
-    loaded = TD3X.load(saved[1], env=LineEnv(), stats_window_size=2)
+    loaded = TD3X.load(saved, env=LineEnv(), stats_window_size=2)
     for begins_anew in (False, True):
         assert len(loaded.learn(80, reset_num_timesteps=begins_anew).ep_info_buffer) == 2
     with pytest.raises(ValueError, match="stats_window_size") as raised:
-        TD3X.load(saved[1], stats_window_size=0)
+        TD3X.load(saved, stats_window_size=0)
     assert not isinstance(raised.value, ModelFileError)
 
 
 def test_what_the_constructor_takes_for_nothing_load_takes_too(saved):
-    loaded = TD3X.load(saved[1], env=LineEnv(), replay_buffer_kwargs=None, seed=1e2)
+    loaded = TD3X.load(saved, env=LineEnv(), replay_buffer_kwargs=None, seed=1e2)
     assert (loaded.replay_buffer_kwargs, loaded.seed) == ({}, 100)
     for seed in (-1, 0.5):
         with pytest.raises(ValueError, match="seed must be"):
-            TD3X.load(saved[1], seed=seed)
+            TD3X.load(saved, seed=seed)
 
 
 def test_tensors_of_a_subclass_beside_the_networks_come_back_with_trust():
@@ -206,8 +201,7 @@ def test_a_setting_that_an_sb3_zip_lacks_is_sb3s(setting, sb3s, tmp_path):
     assert getattr(algorithm, setting) == sb3s
 
 
-def test_what_was_included_or_left_out_on_request(saved, tmp_path):
-    algorithm, _ = saved
+def test_what_was_included_or_left_out_on_request(algorithm, tmp_path):
     algorithm.save(tmp_path / "more", include=["replay_buffer"])
     with pytest.raises(ModelFileError, match=r"saved with include=, load it with trust=True"):
         TD3X.load(tmp_path / "more")
@@ -218,8 +212,7 @@ def test_what_was_included_or_left_out_on_request(saved, tmp_path):
         assert TD3X.load(tmp_path / "less", env=LineEnv(), trust=trust).learn(20).learning_starts == 100
 
 
-def test_the_parameters_and_the_policy_alone(saved, tmp_path):
-    algorithm, _ = saved
+def test_the_parameters_and_the_policy_alone(algorithm, saved, tmp_path):
     other = model(seed=1)
     other.set_parameters(algorithm.get_parameters())
     assert largest_difference(weights(other), weights(algorithm)) == 0
@@ -229,27 +222,14 @@ def test_the_parameters_and_the_policy_alone(saved, tmp_path):
     assert all(th.equal(moments[name], before[name]) for name in moments)  # SB3's models share them from then on
     algorithm.policy.save(tmp_path / "policy.pth")
     with pytest.raises(ModelFileError, match=r"model\.zip cannot be loaded: it is an archive of something else"):
-        TD3XPolicy.load(tmp_path / "model.zip")
+        TD3XPolicy.load(saved)
     policy = TD3XPolicy.load(tmp_path / "policy.pth")
     np.testing.assert_array_equal(policy.predict(OBSERVATIONS)[0], algorithm.predict(OBSERVATIONS)[0])
 
 
-def test_the_replay_buffer(saved, tmp_path):
-    algorithm, path = saved
-    algorithm.save_replay_buffer(tmp_path / "buffer")
-    loaded = TD3X.load(path, env=LineEnv())
-    loaded.load_replay_buffer(tmp_path / "buffer")
-    np.testing.assert_array_equal(loaded.replay_buffer.observations, algorithm.replay_buffer.observations)
-    assert loaded.replay_buffer.pos == algorithm.replay_buffer.pos == 60
-    del loaded.replay_buffer  # so that there are never two of them in memory
-    loaded.load_replay_buffer(tmp_path / "buffer")
-    assert loaded.replay_buffer.pos == 60
-
-
 @pytest.mark.parametrize("content", [None, b"import math\n", b""])
-def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(saved, tmp_path, content):
-    algorithm, path = saved
-    (tmp_path / "buffer.pkl").write_bytes(Path(path).read_bytes() if content is None else content)
+def test_another_file_than_a_replay_buffer_is_told_from_an_untrusted_one(algorithm, saved, tmp_path, content):
+    (tmp_path / "buffer.pkl").write_bytes(saved.read_bytes() if content is None else content)
     with pytest.raises(ModelFileError, match="it is not a pickle") as refused:
         algorithm.load_replay_buffer(tmp_path / "buffer.pkl")
     assert "trust" not in str(refused.value)
@@ -293,7 +273,7 @@ class TestRefused:
             TD3X.load(tmp_path / "ppo")
 
     def test_a_newer_format(self, saved, tmp_path):
-        newer = with_attributes(saved[1].read_bytes(), format_version=FORMAT_VERSION + 1)
+        newer = with_attributes(saved.read_bytes(), format_version=FORMAT_VERSION + 1)
         (tmp_path / "newer.zip").write_bytes(newer)
         with pytest.raises(ModelFileError, match="please upgrade"):
             TD3X.load(tmp_path / "newer.zip")
@@ -301,7 +281,7 @@ class TestRefused:
     def test_an_environment_with_other_spaces(self, saved):
         for env in (LineEnv(spaces.Box(-1, 1, (5,))), LineEnv(action_space=spaces.Box(-1, 1, (2,)))):
             with pytest.raises(ValueError, match="spaces do not match") as raised:
-                TD3X.load(saved[1], env=env)
+                TD3X.load(saved, env=env)
             assert not isinstance(raised.value, ModelFileError)
 
 

@@ -70,14 +70,11 @@ class TestKilled:
                     process.join()
                 kills += process.exitcode == -signal.SIGKILL
                 assert process.exitcode in (0, -signal.SIGKILL)
-                self.assert_readable(folder)
+                seen = folder.with_suffix(".seen")
+                if seen.exists():  # a checkpoint was complete: there is one that is at least as far, and whole
+                    assert Store(folder).find().steps >= int(seen.read_text() or 0)
             assert out.read_text() == expected
         print(f"{kills} kills in {runs} runs: all ended with the weights of the uninterrupted one")
-
-    def assert_readable(self, folder):
-        seen = folder.with_suffix(".seen")
-        if seen.exists():  # a checkpoint was complete: there is one that is at least as far, and whole
-            assert Store(folder).find().steps >= int(seen.read_text() or 0)
 
 
 class TestFullDisk:

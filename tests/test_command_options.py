@@ -128,6 +128,7 @@ class TestOptions:
         monkeypatch.setattr(wandb, "init", Mock(side_effect=wandb.errors.UsageError("No API key configured")))
         said = "error: wandb cannot begin to log (WANDB_MODE=offline needs no connection): No API key configured\n"
         assert refused(*PENDULUM, "--track", "wandb", "--out", tmp_path).endswith(said)
+        assert list((tmp_path / "td3x").iterdir()) == []
         assert not list(tmp_path.rglob("lock*"))
 
     def test_wandb_whose_process_a_signal_has_ended_is_no_error(self, monkeypatch, tmp_path, called):

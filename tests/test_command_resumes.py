@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.callbacks import ConvertCallback
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
@@ -115,9 +116,11 @@ class TestFinished:
         assert said in refused("train", "--resume", finished.path)
         said = "has made 300 steps, and 5 were asked for: --steps extends it and counts from the beginning"
         assert said in refused("train", "--resume", finished.path, "--steps", 5)
-        # An extension that is stopped at once is still planned
-        extended = experiment.resume(finished, steps=500)
-        extended.resources.close()
+        # An extension that is stopped at once is still planned, and one that is refused is not
+        planned = finished.config(), finished.arguments()
+        experiment.resume(finished, steps=400).resources.close()
+        assert (finished.config(), finished.arguments()) == planned
+        experiment.train(experiment.resume(finished, steps=500), [ConvertCallback(lambda *_: False)])
         extended = experiment.resume(finished)
         assert extended.total == 500
         assert experiment.train(extended)

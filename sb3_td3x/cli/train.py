@@ -1,6 +1,7 @@
 """``td3x train``: one run to a folder with scores, models, checkpoints, plot and video."""
 
 import shlex
+import shutil
 import sys
 import warnings
 from importlib import import_module
@@ -129,7 +130,12 @@ def _train(console: PlainConsole, run: "Run", track: str | None, trusts: bool, a
     outputs.append(Messages(console))
     with run.resources:  # its lock, also where wandb refuses
         if track:
-            outputs.append(Wandb(run))
+            try:
+                outputs.append(Wandb(run))
+            except BaseException:
+                if not run.is_resumed:
+                    shutil.rmtree(run.folder.path, ignore_errors=True)
+                raise
         progress = ShowProgress(console, run, has_bar=console.is_interactive)
         with progress.bar, warnings.catch_warnings():
             # As a sentence, without the place in the code that it came from

@@ -193,9 +193,6 @@ def resume(
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
         model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
-        if entry["n_timesteps"] != planned:
-            planned_anew = {"n_timesteps": entry["n_timesteps"], "command": None}  # which no longer makes this run
-            folder.write_settings(entry, {**folder.arguments(), **planned_anew})
         model.set_logger(log_state.configure(folder.log))
         resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation_env, True, lock, resources.pop_all())
@@ -251,6 +248,9 @@ def train(
         begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with files.explained(run.folder.path, only_full=True), run.resources:  # closing a log writes what is left of it
+        if run.total != run.folder.config()["n_timesteps"]:  # an extension, which nothing has refused
+            planned_anew = {"n_timesteps": run.total, "command": None}  # which no longer makes this run
+            run.folder.write_settings(run.hyperparameters, {**run.folder.arguments(), **planned_anew})
         try:
             with stopping_on_signal(checkpoint.save_and_stop):
                 total = max(run.total, run.model.num_timesteps)  # the last rollout may have passed the end

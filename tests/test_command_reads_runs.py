@@ -26,7 +26,7 @@ from tests.tools import LineEnv, model
 
 
 class Rendered(LineEnv):
-    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 12}  # noqa: RUF012
+    metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
     def __init__(self, render_mode=None, observation_space=None):
         super().__init__(observation_space)
@@ -135,6 +135,8 @@ class TestReading:
     @pytest.mark.parametrize(("max_steps", "said"), [(100, "one episode, return"), (7, "the first 7 steps of one, return")])
     def test_a_video_that_ends_before_its_episode_says_so(self, tmp_path, max_steps, said, registered):
         class Drawn(Rendered):
+            metadata = {**Rendered.metadata, "render_fps": 12}  # noqa: RUF012
+
             def __init__(self, render_mode=None):
                 super().__init__(render_mode, spaces.Box(0, 255, (36, 36, 3), np.uint8))
 

@@ -184,12 +184,14 @@ class TestAnEpisodeThatIsCut:
             algorithm._store_transition(algorithm.replay_buffer, scaled, *env.step(action))
         assert stays_in_its_episodes(algorithm.learn(5, reset_num_timesteps=False).replay_buffer, 40)
 
-    @pytest.mark.parametrize("end", [StopTrainingOnMaxEpisodes(2), at(40, Mock(side_effect=KeyboardInterrupt))])
+    @pytest.mark.parametrize(
+        "end", [lambda: StopTrainingOnMaxEpisodes(2), lambda: at(40, Mock(side_effect=KeyboardInterrupt))]
+    )
     def test_is_one_that_ended_inside_a_step(self, end):
         """SB3 has not stored that step, here the last of an episode."""
         algorithm = model(CountingEnv(), learning_starts=1000)
         with contextlib.suppress(KeyboardInterrupt):
-            algorithm.learn(1000, end)
+            algorithm.learn(1000, end())
         assert stays_in_its_episodes(algorithm.learn(5, reset_num_timesteps=False).replay_buffer, 44)
 
     def test_and_its_goals_are_judged_by_the_environments_that_are_there(self):

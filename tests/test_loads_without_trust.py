@@ -160,6 +160,7 @@ class TestBuffers:
         env = settings.pop("env", LineEnv)
         first, second = model(env(), **settings).learn(50), model(env(), **settings)
         first.save_replay_buffer(tmp_path / "buffer")
+        second.load_replay_buffer(tmp_path / "buffer")
         del second.replay_buffer  # so that there are never two of them in memory
         second.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=False)
         for name, value in vars(first.replay_buffer).items():

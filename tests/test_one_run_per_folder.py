@@ -29,7 +29,7 @@ from tests.tools import model
 FULL = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
 
-def assert_refused(folder, said=""):
+def assert_refused(folder, said=None):
     with pytest.raises(RunLockedError, match=said), RunLock(folder):
         pass
 

@@ -217,7 +217,7 @@ def weights(algorithm):
 
 def largest_difference(left, right):
     assert left.keys() == right.keys()
-    return max((left[name] - right[name]).abs().max().item() for name in left)
+    return max((left[name] - right[name]).abs().nan_to_num(nan=th.inf).max().item() for name in left)
 
 
 def without_constructor(kind, **attributes):

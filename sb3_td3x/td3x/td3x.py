@@ -122,7 +122,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     policy: TD3Policy
     replay_buffer: ReplayBuffer
     n_quantiles: int
-    _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the first
+    _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
     _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loaded_tensors: dict[str, Any] | None = None  # while `load` rebuilds a model, which must not be seeded again
@@ -306,6 +306,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if self.n_steps not in (1, buffer_steps := getattr(self.replay_buffer, "n_steps", 1)):
             name = type(self.replay_buffer).__name__
             raise ValueError(f"{name} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for it")
+        self._checked_settings = {name: getattr(self, name) for name in CHECKS}
         self._logger = Logger(None, [])  # until the first `learn`, for a `train` before it
 
     def _create_aliases(self) -> None:
@@ -319,18 +320,20 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def _check_settings(self) -> None:
         """Check the settings edited since the last call; an edited ``learning_rate`` takes effect."""
-        before = self._checked_settings or {}
-        if before and all(value is getattr(self, name) for name, value in before.items()):
+        before = self._checked_settings
+        if before is not None and all(value is getattr(self, name) for name, value in before.items()):
             return
         for name, check in CHECKS.items():
             setattr(self, name, check(name, getattr(self, name)))
         self.n_quantiles = policies.choose_quantiles(self.n_quantiles, self.policy_class)
         if 1 < self.n_quantiles <= (drop := self.top_quantiles_to_drop_per_net):
             raise ValueError(f"top_quantiles_to_drop_per_net ({drop}; default 2) must be below n_quantiles {self.n_quantiles}")
+        if before is None:
+            return
         for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):
-            if (value := getattr(self, name)) != before.get(name, value):
+            if (value := getattr(self, name)) != before[name]:
                 raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
-        if self.learning_rate != before.get("learning_rate", self.learning_rate):
+        if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
 

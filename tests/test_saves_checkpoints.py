@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -15,7 +15,7 @@ from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import TD3XCheckpointCallback, replay, resume_run, save_run
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import STEPS, assert_same_run, saved_steps, seeded
-from tests.tools import LineEnv, model
+from tests.tools import SPACES, LineEnv, model
 
 
 class TestTheReplayBuffer:
@@ -52,6 +52,16 @@ class TestTheReplayBuffer:
             save_run(learner.learn(3, reset_num_timesteps=False), tmp_path)
             assert len(set(tmp_path.glob("replay/*")) - before) <= 2
         assert np.array_equal(resume_run(tmp_path, seeded()).replay_buffer.actions, learner.replay_buffer.actions)
+
+    def test_with_shared_memory_is_told_from_an_older_one_by_its_observations(self, tmp_path):
+        kwargs = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+        buffer, loaded = (ReplayBuffer(40, *SPACES, **kwargs) for _ in range(2))
+        for step in range(120):
+            buffer.add(np.full(3, step), np.full(3, step + 1), np.ones(1), np.zeros(1), np.zeros(1), [{}])
+            if step in (59, 119):
+                saved = replay.save(buffer, tmp_path)
+        replay.load(loaded, tmp_path, saved)
+        assert np.array_equal(loaded.observations, buffer.observations)
 
     def test_of_many_environments_is_not_written_again_either(self, tmp_path):
         learner = model(seeded(count=5), buffer_size=500)

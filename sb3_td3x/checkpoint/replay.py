@@ -125,8 +125,9 @@ def _write(buffer: ReplayBuffer, folder: Path, first: int, last: int) -> dict[st
 
 def _row(buffer: ReplayBuffer, last: int) -> int:
     """
-    A checksum of the transitions that ``last`` counts last: random actions make it another one for others. It leaves out the
-    observations, because with ``optimize_memory_usage`` SB3 writes the next one over the oldest.
+    A checksum of the transitions that ``last`` counts last, and of the observations after them: the only ones of which
+    ``optimize_memory_usage`` has one array, in which SB3 writes the newest over the oldest.
     """
-    row = (last - 1) % buffer.buffer_size
-    return zlib.crc32(b"".join(array[row].tobytes() for name, array in _memory(buffer).items() if name != "observations"))
+    memory = _memory(buffer).items()
+    rows = (array[(last - (name != "observations")) % buffer.buffer_size] for name, array in memory)
+    return zlib.crc32(b"".join(row.tobytes() for row in rows))

@@ -201,6 +201,11 @@ def test_a_setting_that_an_sb3_zip_lacks_is_sb3s(setting, sb3s, tmp_path):
     assert getattr(algorithm, setting) == sb3s
 
 
+def test_a_zip_of_ours_without_the_noise_explores_as_by_default(algorithm, tmp_path):
+    algorithm.save(tmp_path / "model", exclude=["action_noise"])
+    assert TD3X.load(tmp_path / "model", env=LineEnv()).action_noise._sigma == 0.1
+
+
 def test_what_was_included_or_left_out_on_request(algorithm, tmp_path):
     algorithm.save(tmp_path / "more", include=["replay_buffer"])
     with pytest.raises(ModelFileError, match=r"saved with include=, load it with trust=True"):

@@ -34,7 +34,7 @@ SB3_VALUES: dict[str, Any] = {
     "n_quantiles": 1, "qf_learning_rate": None, "max_grad_norm": None, "prioritization": None, "action_noise": None,
     "learning_starts": 100,
 }  # fmt: skip
-"""The values that make the updates of SB3's TD3: for saved models without these keywords, whatever today's defaults are."""
+"""The values of SB3's TD3: for its saved models without these keywords, whatever today's defaults are."""
 
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
 VARIABLES = "pytorch_variables.pth"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
@@ -268,9 +268,9 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
         changes = {"replay_buffer_class": None, "replay_buffer_kwargs": others, **changes}
     if "replay_buffer_kwargs" in changes:
         changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
+    missing = {name: value for name, value in SB3_VALUES.items() if name not in saved and "format_version" not in saved}
     # SB3's files hold the number of steps alone: that is what the program did, whatever today's default is
-    request = saved.get("_learning_starts_request", saved.get("learning_starts", SB3_VALUES["learning_starts"]))
-    missing = {name: value for name, value in SB3_VALUES.items() if name not in saved}
+    request = saved.get("_learning_starts_request", {**missing, **saved}.get("learning_starts", validation.AUTO))
     return {**missing, **changes, "n_quantiles": n_quantiles, "_learning_starts_request": request}
 
 

@@ -23,7 +23,7 @@ try:
     import ray
 
     DEATHS = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError)
-except ImportError:  # an error in the constructor: this module can be imported and documented without Ray
+except (ImportError, AttributeError):  # an error in the constructor: this module can be imported and documented without Ray
     ray = None  # type: ignore[assignment]
 
 REBUILT = "environment_rebuilt"  # key in the `info` of a step whose environment died and was rebuilt

@@ -1,10 +1,12 @@
 """Damage to a checkpoint is found and named, and the run is resumed from what is whole."""
 
+import errno
 import json
 import os
 import random
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,6 +76,20 @@ class TestDamaged:
             (folder / leftover).mkdir()
         save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["replay", "td3x_120_steps", "td3x_80_steps"]
+
+    def test_a_manifest_that_cannot_be_read_for_a_moment_is_no_damage(self, folder, monkeypatch):
+        read, files = Path.read_bytes, sorted(folder.rglob("*"))
+        failing = iter([OSError(errno.ESTALE, "Stale file handle")])
+
+        def fails_once(path):
+            for error in failing if path.name == "manifest.json" else ():
+                raise error
+            return read(path)
+
+        monkeypatch.setattr(Path, "read_bytes", fails_once)
+        with pytest.raises(OSError, match="Stale file handle"):
+            Store(folder).prune(keep_last=2)
+        assert sorted(folder.rglob("*")) == files
 
     @pytest.mark.timeout(60)
     @pytest.mark.parametrize("is_pipe", [False, pytest.param(True, marks=NEEDS_PIPES)])

@@ -53,15 +53,30 @@ class TestTheReplayBuffer:
             assert len(set(tmp_path.glob("replay/*")) - before) <= 2
         assert np.array_equal(resume_run(tmp_path, seeded()).replay_buffer.actions, learner.replay_buffer.actions)
 
-    def test_with_shared_memory_is_told_from_an_older_one_by_its_observations(self, tmp_path):
-        kwargs = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    @pytest.mark.parametrize(
+        ("kwargs", "steps", "reward"),
+        [
+            ({"optimize_memory_usage": True, "handle_timeout_termination": False}, lambda step: 0, lambda step: 0),
+            ({}, lambda step: step, lambda step: step * (step % 20 != 18)),  # the last of each file is as before
+        ],
+    )
+    def test_is_told_from_an_older_one_by_its_observations_or_by_the_steps_since(self, kwargs, steps, reward, tmp_path):
         buffer, loaded = (ReplayBuffer(40, *SPACES, **kwargs) for _ in range(2))
         for step in range(120):
-            buffer.add(np.full(3, step), np.full(3, step + 1), np.ones(1), np.zeros(1), np.zeros(1), [{}])
+            seen = np.full(3, step) if kwargs else np.zeros(3)
+            buffer.add(seen, seen + 1, np.ones(1), np.full(1, reward(step)), np.zeros(1), [{}])
             if step in (59, 119):
-                saved = replay.save(buffer, tmp_path)
+                saved = replay.save(buffer, tmp_path, steps(step))
         replay.load(loaded, tmp_path, saved)
         assert np.array_equal(loaded.observations, buffer.observations)
+        assert np.array_equal(loaded.rewards, buffer.rewards)
+
+    def test_that_was_loaded_and_takes_time_limits_for_ends_or_not_stays_so(self, tmp_path):
+        model(seeded(), buffer_size=100).learn(30).save_replay_buffer(tmp_path / "buffer")
+        learner = model(seeded(), buffer_size=100, replay_buffer_kwargs={"handle_timeout_termination": False})
+        learner.load_replay_buffer(tmp_path / "buffer")
+        save_run(learner.learn(20, reset_num_timesteps=False), tmp_path)
+        assert resume_run(tmp_path, seeded()).replay_buffer.handle_timeout_termination
 
     def test_of_many_environments_is_not_written_again_either(self, tmp_path):
         learner = model(seeded(count=5), buffer_size=500)

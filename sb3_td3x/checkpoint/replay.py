@@ -4,6 +4,7 @@ the cost of a save follows what is new and not the size of the buffer. Steps are
 stored; step n, of all environments, lies at index ``n % buffer_size``.
 """
 
+import math
 import uuid
 import zlib
 from pathlib import Path
@@ -29,10 +30,11 @@ _saved_as: WeakKeyDictionary[ReplayBuffer, dict[Path, dict[str, Any]]] = WeakKey
 """By folder, what a buffer was last saved as there or loaded from."""
 
 
-def save(buffer: ReplayBuffer, folder: Path) -> dict[str, Any]:
+def save(buffer: ReplayBuffer, folder: Path, steps: int) -> dict[str, Any]:
     """
     Write the transitions that are new since this very buffer was last saved in the folder or loaded from it.
 
+    :param steps: environment steps so far. If they have filled the buffer since then, everything is written
     :return: plain values that describe the buffer: its layout, ``added``, the number of steps so far, and ``chunks``
     """
     added = buffer.pos + buffer.buffer_size * buffer.full
@@ -40,7 +42,8 @@ def save(buffer: ReplayBuffer, folder: Path) -> dict[str, Any]:
     previous = _saved_as.setdefault(buffer, {}).get(folder, {})
     total = previous.get("added", 0)
     total += (buffer.pos - total) % buffer.buffer_size
-    if previous and buffer.full == (total >= buffer.buffer_size):
+    holds_some = 0 <= steps - previous.get("at", -math.inf) < buffer.buffer_size * buffer.n_envs
+    if holds_some and buffer.full == (total >= buffer.buffer_size):
         added = total
         # Without the last one: where an episode is cut, its last transition changes
         chunks = [chunk for chunk in previous["chunks"][:-1] if chunk["last"] > added - buffer.size()]
@@ -54,7 +57,7 @@ def save(buffer: ReplayBuffer, folder: Path) -> dict[str, Any]:
         last = min(((first + 1) // rows + 1) * rows - 1, added)
         chunks.append(_write(buffer, folder, first, last))
         first = last
-    saved = _saved_as[buffer][folder] = {**_layout(buffer), "added": added, "chunks": chunks}
+    saved = _saved_as[buffer][folder] = {**_layout(buffer), "added": added, "at": steps, "chunks": chunks}
     return saved
 
 

@@ -184,14 +184,17 @@ def _save_buffer(model: Resumable, store: Store, folder: Path) -> dict[str, Any]
     buffer = model.replay_buffer
     # A buffer that was loaded may not be what the model, loaded from its zip, makes; then it is pickled whole
     rows = max(model.buffer_size // buffer.n_envs, 1)
-    made = (model.replay_buffer_class, rows, model.optimize_memory_usage)
-    is_own = type(buffer) in replay.COVERED and (type(buffer), buffer.buffer_size, buffer.optimize_memory_usage) == made
+    time_limits = (model.replay_buffer_kwargs or {}).get("handle_timeout_termination", True)
+    made = (model.replay_buffer_class, rows, model.optimize_memory_usage, time_limits)
+    is_own = type(buffer) in replay.COVERED and made == (
+        type(buffer), buffer.buffer_size, buffer.optimize_memory_usage, buffer.handle_timeout_termination
+    )  # fmt: skip
     if not is_own or getattr(buffer, "copy_info_dict", False):
         model.save_replay_buffer(folder / PICKLED_BUFFER)
         return {}
     if marks := replay.marks(buffer):
         np.savez(folder / MARKS, **marks)  # type: ignore[arg-type]
-    return replay.save(buffer, store.chunks)
+    return replay.save(buffer, store.chunks, model.num_timesteps)
 
 
 def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool) -> list[str]:

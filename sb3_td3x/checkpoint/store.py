@@ -137,6 +137,9 @@ class Store:
         in the folder stay, among them copies of checkpoints under other names and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
+        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
+            if path.is_file():
+                path.read_bytes()  # what fails here may pass, as on a network: it is no damage, and nothing is removed
         kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
         for path in self.paths():
             if path not in kept:

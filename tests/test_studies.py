@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -24,6 +25,7 @@ from sb3_td3x.runs.study import OPTIONS, Progress, StudyFolder, StudyRun, check,
 from tests.commands import stop_after
 from tests.resuming import leave_lock
 from tests.studies import SHORT, here, made, saved_steps, study
+from tests.tools import Calls
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 GRID = {"envs": ["Pendulum-v1", "MountainCarContinuous-v0"], "runs": [{"setting": "default"}, {"setting": "slow"}]}
@@ -126,7 +128,8 @@ class TestFile:
         ("changes", "complaint"),
         [
             ({"runs": None}, "runs must be a list of settings"),
-            ({"runs": [{"setting": "a/b"}]}, "setting must be a name of letters"),
+            ({"runs": [{"setting": "a/b"}]}, "setting must be a name of at most 50 letters"),
+            ({"runs": [{"setting": "a" * 51}]}, "setting must be a name of at most 50 letters"),  # its files' names have ends
             ({"runs": [{"setting": "a"}, {"setting": "a"}]}, "two runs are named td3x_a_Pendulum-v1_s0"),
             ({"runs": [{"algo": "ddpg"}]}, "algo must be one of td3x, not 'ddpg'"),
             ({"eval_frequency": 3}, "there is no key 'eval_frequency': did you mean eval_freq?"),
@@ -318,7 +321,10 @@ class TestResuming:
 
     def test_a_run_that_was_extended_and_killed_before_it_saved_is_not_taken_for_finished(self, folder, run, tmp_path):
         made([run], tmp_path)
-        experiment.resume(RunDir.open(folder.run(run)), 900).resources.close()
+        with pytest.raises(OSError, match="killed"):
+            experiment.train(
+                experiment.resume(RunDir.open(folder.run(run)), 900), [Calls(Mock(side_effect=OSError("killed")))]
+            )
         folder.table(run).unlink()
         made(study(tmp_path / "s.yml", seeds=[0], steps=900), tmp_path)
         assert folder.progress(run).steps == 900
@@ -337,7 +343,7 @@ class TestResuming:
         place.rename(checkpoints)
         preset = {"Pendulum-v1": {**RunDir.open(folder.run(run)).config(), "tau": 0.125}}
         monkeypatch.setattr(presets, "load", lambda name, env: dict(preset[env]))
-        with pytest.raises(ValueError, match=r"was begun with tau None, not 0.125"):  # it was edited
+        with pytest.raises(ValueError, match=r"was begun with tau unset, not 0.125"):  # it was edited
             check([run], folder)
         monkeypatch.undo()
         moved = {"Pendulum-v1": {**presets.load("default", "Pendulum-v1")}}
@@ -348,6 +354,19 @@ class TestResuming:
         inside = {**SHORT["overrides"], "policy_kwargs.n_critics": 1}
         with pytest.raises(ValueError, match=r"was begun with policy_kwargs .*, not .*'n_critics': 1"):
             check(study(tmp_path / "s.yml", seeds=[0], overrides=inside), folder)
+
+    def test_a_run_without_noise_is_not_one_with_the_default_noise(self, folder, tmp_path):
+        (silent,) = study(tmp_path / "s.yml", seeds=[0], overrides={**SHORT["overrides"], "action_noise": None})
+        experiment.prepare(silent.experiment(), folder.run(silent)).resources.close()
+        (folder.run(silent) / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
+        with pytest.raises(ValueError, match="was begun with action_noise None, not unset"):
+            check(study(tmp_path / "s.yml", seeds=[0]), folder)
+
+    def test_a_line_of_scores_that_was_cut_off_is_none(self, folder, run):
+        folder.run(run).mkdir(parents=True)
+        for line in ("200", "200,-500.6,"):
+            (folder.run(run) / "scores.csv").write_text(f"timesteps,mean_return,std_return,wall_seconds\n{line}")
+            assert folder.progress(run).score is None
 
     @pytest.fixture
     def begun(self, folder, run):

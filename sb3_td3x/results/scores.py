@@ -50,7 +50,9 @@ def _told_apart(runs: list[Scores]) -> list[Scores]:
     for run, values in zip(runs, settings, strict=True):
         key = (run.label, run.env_id)
         group = [other for same, other in zip(runs, settings, strict=True) if other and (same.label, same.env_id) == key]
-        differing = [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in group)]
+        differing = [
+            f"{name}={value}" for name, value in values.items() if any(other.get(name, "unset") != value for other in group)
+        ]
         labeled.append(replace(run, label=" ".join([run.label, *differing])))
     for (label, env_id, seed), count in Counter((run.label, run.env_id, run.seed) for run in labeled).items():
         if count > 1 and seed is not None:

@@ -70,7 +70,7 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
                 if (name := run.name.casefold()) in runs:  # some file systems see no difference
                     raise ValueError(f"two runs are named {run.name}")
                 runs[name] = run
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from error
     return list(runs.values())
 
@@ -87,8 +87,8 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
     entry = parse_yaml_scalar(entry)
     check_choice("algo", algo, algorithms)
     setting = str(setting) if type(setting) in (int, float) else setting
-    if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]+", setting):
-        raise ValueError(f"setting must be a name of letters, digits and . + - _, not {setting!r}")
+    if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]{1,50}", setting):
+        raise ValueError(f"setting must be a name of at most 50 letters, digits and . + - _, not {setting!r}")
     envs, seeds = entry.pop("envs", None), entry.pop("seeds", None)
     if not isinstance(envs, list) or not envs or not all(isinstance(env, str) for env in envs):
         raise ValueError(f"{setting}: envs must be a list of names, for example envs: [Pendulum-v1]")
@@ -142,7 +142,8 @@ class StudyFolder:
             return self.table(run).read_text("utf-8").splitlines()[1:]
         scores = self.run(run) / SCORES
         lines = scores.read_text("utf-8").splitlines()[1:] if scores.exists() else []
-        return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in lines]
+        whole = filter(re.compile(r"\d+(,[^,]+){3}").fullmatch, lines)  # one may be cut off
+        return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in whole]
 
     def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
         """The last score of every run that has one, finished or not: one line per run."""
@@ -229,18 +230,20 @@ def _require_same(run: StudyRun, folder: StudyFolder) -> None:
     place, table, asked = RunDir(folder.run(run), run.env), folder.table(run), run.experiment()
     if not Store(place.checkpoints).paths() and not (folder.is_finished(run) and place.config_file.is_file()):
         if folder.is_finished(run):  # its folder was removed
-            total, steps = asked.hyperparameters()["n_timesteps"], folder.progress(run).steps
-            if not total <= steps <= total + asked.eval_freq:  # the last episode, or parallel environments, make more
-                raise ValueError(f"{table} has {steps} steps, not {total}: take another --out, or remove that table")
+            total = asked.hyperparameters()["n_timesteps"]
+            evaluated = [0, *(int(line.split(",")[-4]) for line in folder.lines(run))]
+            if not max(evaluated[:-1], default=0) < total <= evaluated[-1]:  # the last is made where the run ends
+                raise ValueError(f"{table} has {evaluated[-1]} steps, not {total}: take another --out, or remove that table")
         return
     by_values = {"preset": "", "overrides": "", "steps": ""}  # what they made counts: a file may have been edited since
     try:
+        place = RunDir.open(place.path)  # of an environment that the file may no longer name
         begun = {**vars(Experiment.of_arguments(place)), **by_values, **place.config()}
     except ValueError:
         return
     now = {"policy": begun.get("policy"), **vars(asked), **by_values, **asked.hyperparameters()}  # chosen by the observations
-    if changed := [name for name in {**begun, **now} if begun.get(name) != now.get(name)]:
-        difference = f"{changed[0]} {begun.get(changed[0])}, not {now.get(changed[0])}"
+    if changed := [name for name in {**begun, **now} if begun.get(name, "unset") != now.get(name, "unset")]:
+        difference = f"{changed[0]} {begun.get(changed[0], 'unset')}, not {now.get(changed[0], 'unset')}"
         also = f" and its table {table}" if folder.is_finished(run) else ""
         ways = f"change it back, take another --out, or remove that folder{also}"
         raise ValueError(f"{place.path} was begun with {difference}: {ways}")

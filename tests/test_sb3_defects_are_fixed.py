@@ -71,11 +71,11 @@ class TestNStepAfterLoad:
         algorithm.train(gradient_steps=1, batch_size=8)
         assert algorithm.replay_buffer.gamma == 0.5
 
-    @pytest.mark.parametrize("own", [1, 4])
-    def test_a_buffer_the_user_chose_is_kept(self, own):
-        chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.8}}
+    @pytest.mark.parametrize(("own", "buffers"), [(1, 4), (4, 4), (1, 1)])
+    def test_a_buffer_the_user_chose_is_kept(self, own, buffers):
+        chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": buffers, "gamma": 0.8}}
         loaded = reloaded(model(n_steps=own, **chosen).learn(40), env=LineEnv())
-        assert loaded.replay_buffer.n_steps == 4
+        assert loaded.replay_buffer.n_steps == buffers
         assert type(loaded.replay_buffer) is NStepReplayBuffer
 
 
@@ -249,6 +249,7 @@ def test_a_schedule_that_gives_the_critics_alone_an_invalid_rate_is_refused():
     [
         NormalActionNoise(np.zeros(1), np.ones(1)),
         OrnsteinUhlenbeckActionNoise(np.zeros(2), np.ones(2)),
+        OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(3)),
         NormalActionNoise(np.zeros((3, 1)), np.ones((3, 1))),
         VectorizedActionNoise(NormalActionNoise(np.zeros(1), np.ones(1)), 2),
     ],

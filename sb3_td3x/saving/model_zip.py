@@ -261,13 +261,13 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
     if (window := changes.pop("stats_window_size", None)) is not None:
         changes |= {"_stats_window_size": int(window), "ep_info_buffer": None}  # SB3 makes a new one
     buffer_class, buffer_kwargs = saved.get("replay_buffer_class"), saved.get("replay_buffer_kwargs") or {}
-    has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1)
+    has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1) > 1
     if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and "replay_buffer_class" not in changes:
         # SB3 saves its choice, with two arguments that follow from the settings: choose again, by the changed settings
         others = {name: value for name, value in buffer_kwargs.items() if name not in ("n_steps", "gamma")}
         changes = {"replay_buffer_class": None, "replay_buffer_kwargs": others, **changes}
     if "replay_buffer_kwargs" in changes:
-        changes["replay_buffer_kwargs"] = changes["replay_buffer_kwargs"] or {}
+        changes["replay_buffer_kwargs"] = dict(changes["replay_buffer_kwargs"] or {})  # SB3 writes into it
     missing = {name: value for name, value in SB3_VALUES.items() if name not in saved and "format_version" not in saved}
     # SB3's files hold the number of steps alone: that is what the program did, whatever today's default is
     request = saved.get("_learning_starts_request", {**missing, **saved}.get("learning_starts", validation.AUTO))

@@ -33,7 +33,8 @@ def resolve_action_noise(
     base_noise: Any = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
     if type(base_noise).__call__ in KNOWN_NOISE:
         # numpy would silently broadcast a single number to a whole action
-        shape = np.broadcast_shapes(np.shape(base_noise._mu), np.shape(base_noise._sigma))
+        is_correlated = isinstance(base_noise, OrnsteinUhlenbeckActionNoise)  # which draws as many numbers as its mean has
+        shape = np.broadcast_shapes(np.shape(base_noise._mu), () if is_correlated else np.shape(base_noise._sigma))
         if shape != action_space.shape:
             raise ValueError(f"action_noise gives values of shape {shape}, but an action has shape {action_space.shape}")
     if isinstance(action_noise, VectorizedActionNoise) and action_noise.n_envs == n_envs:

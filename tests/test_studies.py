@@ -209,7 +209,7 @@ class TestResults:
         assert summary[1:] == [(path / "returns" / f"{run.name}.csv").read_text().splitlines()[-1] for run in runs]
         assert folder.progress(runs[0]) == StudyFolder.at(path).progress(runs[0])
         check(runs, folder)
-        for steps in (900, 200):
+        for steps in (900, 300, 200):
             changed = study(tmp_path / "s.yml", steps=steps)
             with pytest.raises(ValueError, match=rf"{runs[0].name}.csv has 450 steps, not {steps}: .* remove that table"):
                 check(changed, folder)

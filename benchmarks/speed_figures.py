@@ -1,6 +1,5 @@
 """
-The tables of docs/speed.md: of the Zen 4 from ``benchmarks/results/speed/``, of other processors from ``bench/``. A star marks
-what was measured with an earlier state of the package.
+The tables of docs/speed.md: of the Zen 4 from ``benchmarks/results/speed/``, of other processors from ``bench/``.
 """
 
 import json
@@ -9,7 +8,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 BENCH = Path(__file__).parent / "results" / "bench"
-PROCESSORS = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "intel": "Xeon with AMX*"}
+PROCESSORS = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "intel": "Xeon with AMX"}
 BATCHES = (100, 128, 256)
 COMPILED, BF16, FLOOR, TQC = "TD3X compiled", "TD3X compiled, bf16", "matrix products alone", "sb3-contrib TQC"
 UPDATES = {

@@ -276,6 +276,14 @@ def test_equal_for_dict_and_image_observations():
     assert programs(compiled) == 2
 
 
+def test_equal_for_batches_of_one():
+    """With a hidden layer as wide as observation and action together, for whose gradient the compiler reused their memory."""
+    plain, compiled = pair(policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ELU}, **EVERY_UPDATE)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(0, batch=1)])
+    assert_equal(plain, compiled)
+
+
 def test_equal_for_n_step_returns():
     plain, compiled = pair(n_steps=3, **EVERY_UPDATE)
     batch = random_batch(0)._replace(discounts=th.full((8, 1), 0.9**3))

@@ -249,6 +249,8 @@ class _Recording:
 
                 there = torch._inductor.list_options()  # an older torch lacks some
                 options = {name: value for name, value in _OPTIONS.items() if name in there}
+                # With one row Inductor (2.13) takes memory again that is part of a concatenation still in use
+                options |= dict.fromkeys(("inplace_buffers", "allow_buffer_reuse"), len(self.batch.rewards) > 1)
                 program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
                     program(*[tensor.clone() for tensor in inputs])

@@ -41,6 +41,8 @@ _OPTIONS: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,  # debug information, not only for AOT
 }
+# For batches of one: Inductor (2.13) takes memory again that is part of a concatenation still in use
+_WITHOUT_REUSE = {"inplace_buffers": False, "allow_buffer_reuse": False}
 _MAKING = threading.Lock()  # torch records one program at a time
 # Modules whose forward pass uses no numbers that an edit could change
 _WITHOUT_NUMBERS = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sequential, nn.ModuleList, nn.Flatten, FlattenExtractor)
@@ -248,9 +250,8 @@ class _Recording:
                 import torch._inductor
 
                 there = torch._inductor.list_options()  # an older torch lacks some
-                options = {name: value for name, value in _OPTIONS.items() if name in there}
-                # With one row Inductor (2.13) takes memory again that is part of a concatenation still in use
-                options |= dict.fromkeys(("inplace_buffers", "allow_buffer_reuse"), len(self.batch.rewards) > 1)
+                wanted = _OPTIONS | (_WITHOUT_REUSE if len(self.batch.rewards) == 1 else {})
+                options = {name: value for name, value in wanted.items() if name in there}
                 program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
                     program(*[tensor.clone() for tensor in inputs])

@@ -277,7 +277,7 @@ def test_equal_for_dict_and_image_observations():
 
 
 def test_equal_for_batches_of_one():
-    """With a hidden layer as wide as observation and action together, for whose gradient the compiler reused their memory."""
+    """The hidden layer is as wide as observation and action together, whose memory the compiler reused too early."""
     plain, compiled = pair(policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ELU}, **EVERY_UPDATE)
     for algorithm in (plain, compiled):
         train(algorithm, [random_batch(0, batch=1)])

@@ -41,7 +41,7 @@ _OPTIONS: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,  # debug information, not only for AOT
 }
-# For batches of one: Inductor (2.13) takes memory again that is part of a concatenation still in use
+# For batches of one: Inductor (torch 2.13) may reuse the memory of a concatenation of which a part is still in use
 _WITHOUT_REUSE = {"inplace_buffers": False, "allow_buffer_reuse": False}
 _MAKING = threading.Lock()  # torch records one program at a time
 # Modules whose forward pass uses no numbers that an edit could change

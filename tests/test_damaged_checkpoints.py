@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,23 @@ def saved(tmp_path_factory):
 def folder(saved, tmp_path):
     """A copy of them, to be damaged."""
     return shutil.copytree(saved, tmp_path / "run")
+
+
+def _fail_once(patch, number):
+    """Let the call of this number, of those that read a file or list a folder, fail; return the counter of the calls."""
+    calls = count()
+
+    def failing(original):
+        def fails(*args):
+            if next(calls) == number:
+                raise OSError(errno.ESTALE, "Stale file handle", str(args[0]))
+            return original(*args)
+
+        return fails
+
+    for owner, name in ((Path, "read_bytes"), (os, "listdir"), (os, "scandir")):
+        patch.setattr(owner, name, failing(getattr(owner, name)))
+    return calls
 
 
 class TestDamaged:
@@ -77,19 +95,21 @@ class TestDamaged:
         save_run(resume_run(folder, seeded(), checkpoint=80).learn(120, resume=True), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["replay", "td3x_120_steps", "td3x_80_steps"]
 
-    def test_a_manifest_that_cannot_be_read_for_a_moment_is_no_damage(self, folder, monkeypatch):
-        read, files = Path.read_bytes, sorted(folder.rglob("*"))
-        failing = iter([OSError(errno.ESTALE, "Stale file handle")])
-
-        def fails_once(path):
-            for error in failing if path.name == "manifest.json" else ():
-                raise error
-            return read(path)
-
-        monkeypatch.setattr(Path, "read_bytes", fails_once)
-        with pytest.raises(OSError, match="Stale file handle"):
-            Store(folder).prune(keep_last=2)
-        assert sorted(folder.rglob("*")) == files
+    @pytest.mark.parametrize("use", [lambda store: store.prune(keep_last=2), Store.find], ids=["prune", "find"])
+    def test_what_cannot_be_read_or_listed_for_a_moment_is_no_damage(self, folder, monkeypatch, use):
+        files, failed = sorted(folder.rglob("*")), 0
+        for number in range(100):
+            with monkeypatch.context() as patch:
+                calls = _fail_once(patch, number)
+                try:
+                    found = use(Store(folder))
+                    assert getattr(found, "steps", 100) == 100  # never an older one
+                except (CheckpointError, OSError) as error:
+                    failed += "Stale file handle" in str(error)
+            assert sorted(folder.rglob("*")) == files
+            if next(calls) <= number:
+                break
+        assert failed >= 4  # both manifests, and the folder
 
     @pytest.mark.timeout(60)
     @pytest.mark.parametrize("is_pipe", [False, pytest.param(True, marks=NEEDS_PIPES)])

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, resume_run, save_run
 from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
@@ -61,6 +62,21 @@ class TestOneRunPerFolder:
         with pytest.raises(CheckpointError, match="which this run did not save"):
             sleeper.learn(100, TD3XCheckpointCallback(20, tmp_path), resume=True)
         assert Store(tmp_path).find().steps == 60
+
+    def test_a_run_that_saves_while_another_process_resumes_it_goes_on(self, tmp_path):
+        saving = TD3XCheckpointCallback(20, tmp_path)
+        living = model(seeded()).learn(40, saving)
+
+        class Slow(TD3X):
+            @classmethod
+            def load(cls, *args, **kwargs):
+                living.learn(20, saving, reset_num_timesteps=False)
+                return super().load(*args, **kwargs)
+
+        resumed = resume_run(tmp_path, seeded(), algorithm=Slow)
+        with pytest.raises(CheckpointError, match="which this run did not save"):
+            resumed.learn(60, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        assert living.learn(20, saving, reset_num_timesteps=False).num_timesteps == Store(tmp_path).find().steps == 80
 
     def test_nobody_else_saves_meanwhile(self, tmp_path):
         with Store(tmp_path).adding("other", 0, 0), pytest.raises(RunLockedError):

@@ -148,6 +148,7 @@ def resume_run(
     if kwargs.get("seed") is not None:
         raise ValueError("a resumed run continues with the saved states of its random generators: it takes no seed")
     store = Store(Path(folder).resolve())
+    known = store.checkpoints()  # before one is chosen: one that is saved later is of a run that lives
     saved = store.find(checkpoint)
     with as_checkpoint_error(saved.path / STATE):
         state = safe_pickle.loads((saved.path / STATE).read_bytes())
@@ -175,7 +176,7 @@ def resume_run(
                  for name, value in _machine(model).items() if machine.get(name, value) != value]  # fmt: skip
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
         problems.append("random numbers: the noise of gSDE (use_sde) is drawn anew")
-    _newest[model] = {store.folder: store.checkpoints()[-1].manifest["number"]}
+    _newest[model] = {store.folder: max(each.manifest["number"] for each in (*known, saved))}
     model._on_resume = _Restoration(model, saved, state, problems)
     return model
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +51,17 @@ class Store:
 
     def paths(self) -> list[Path]:
         """The folders of all checkpoints, whole or damaged."""
-        return [path for path in self.folder.glob("*") if NAME.fullmatch(path.name) and path.is_dir()]
+        return [path for path in self._folders() if NAME.fullmatch(path.name)]
+
+    def _folders(self) -> list[Path]:
+        """Those that are not hidden. ``Path.glob`` would give none where the folder cannot be listed for a moment."""
+        with files.explained(self.folder), suppress(FileNotFoundError, NotADirectoryError):
+            return [path for path in self.folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+        return []
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        readable = [checkpoint for path in self.paths() if isinstance(checkpoint := _read(path), Checkpoint)]
-        return sorted(readable, key=lambda checkpoint: checkpoint.manifest["number"])
+        return _in_order(map(_read, self.paths()))
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
@@ -65,8 +70,8 @@ class Store:
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last whole checkpoint
         """
         self._require_no_link()
-        readable = self.checkpoints()
-        damaged = [error for path in self.paths() if isinstance(error := _read(path), CheckpointError)]
+        found = [_read(path) for path in self.paths()]  # once: a second reading may succeed where the first did not
+        readable, damaged = _in_order(found), [error for error in found if isinstance(error, CheckpointError)]
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
         try:
             if steps is None and damaged:  # nobody knows which checkpoint is the newest
@@ -137,17 +142,18 @@ class Store:
         in the folder stay, among them copies of checkpoints under other names and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
-        for path in self.folder.glob(f"[!.]*/{MANIFEST}"):
-            if path.is_file():
-                path.read_bytes()  # what fails here may pass, as on a network: it is no damage, and nothing is removed
-        kept = {checkpoint.path for checkpoint in self.checkpoints()[-keep_last:]}
-        for path in self.paths():
-            if path not in kept:
-                hidden = path.with_name(f".{path.name}.removed")
-                shutil.rmtree(hidden, ignore_errors=True)
-                path.rename(hidden)  # so that a part of it is never taken for the whole
-        readable = [_read(path.parent) for path in self.folder.glob(f"[!.]*/{MANIFEST}")]
-        needed = {chunk["file"] for checkpoint in readable if isinstance(checkpoint, Checkpoint)
+        found = {path: _read(path) for path in self._folders()}
+        for result in found.values():
+            if isinstance(result, CheckpointError) and isinstance(result.__cause__, OSError):
+                raise result  # it may pass, as on a network: it is no damage, and nothing is removed
+        ours = [path for path in found if NAME.fullmatch(path.name)]
+        kept = {checkpoint.path for checkpoint in _in_order(found[path] for path in ours)[-keep_last:]}
+        for path in set(ours) - kept:
+            hidden = path.with_name(f".{path.name}.removed")
+            shutil.rmtree(hidden, ignore_errors=True)
+            path.rename(hidden)  # so that a part of it is never taken for the whole
+            del found[path]
+        needed = {chunk["file"] for checkpoint in _in_order(found.values())
                   for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
         for path in self.chunks.iterdir():
             if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
@@ -184,9 +190,9 @@ def _sealed(manifest: dict[str, Any]) -> bytes:
 def _read(folder: Path) -> Checkpoint | CheckpointError:
     """The checkpoint in a folder, or what is wrong with its manifest. A forged one names no file outside of the run."""
     path = folder / MANIFEST
-    if not path.is_file():  # nothing that would block, such as a pipe, is opened
-        return CheckpointError(path, "is missing")
     try:
+        if not path.is_file():  # nothing that would block, such as a pipe, is opened
+            return CheckpointError(path, "is missing")
         seal, _, text = path.read_bytes().decode().partition("\n")
         if hashlib.sha256(text.encode()).hexdigest() != seal:
             return CheckpointError(path, "is damaged: its checksum differs")
@@ -204,8 +210,16 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
             if Path(name).name != name:
                 return CheckpointError(path, f"names a file outside of its folder: {name!r}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        return CheckpointError(path, f"cannot be read: {error}")
+        problem = CheckpointError(path, f"cannot be read: {error}")
+        problem.__cause__ = error
+        return problem
     return Checkpoint(folder, manifest)
+
+
+def _in_order(found: Iterable[Checkpoint | CheckpointError]) -> list[Checkpoint]:
+    """The readable ones, oldest first."""
+    readable = [checkpoint for checkpoint in found if isinstance(checkpoint, Checkpoint)]
+    return sorted(readable, key=lambda checkpoint: checkpoint.manifest["number"])
 
 
 def _last_whole(checkpoints: list[Checkpoint]) -> Checkpoint | None:

@@ -158,6 +158,19 @@ class TestFinished:
         short_run(tmp_path)
         assert [steps for steps, is_there in there if is_there] == [300]
 
+    def test_an_evaluation_after_the_only_checkpoint_is_not_shown_before_it_is_made_again(self, tmp_path, monkeypatch):
+        run = prepared(tmp_path, "Pendulum-v1", steps=300, eval_freq=100, eval_episodes=1, save_freq=1000)
+        folder = run.folder
+        files = (folder.evaluations, folder.curve, folder.best_model)
+        monkeypatch.setattr(TD3X, "train", Mock(side_effect=[None] * 110 + [OSError("killed")] + [None] * 300))
+        with pytest.raises(OSError, match="killed"):
+            experiment.train(run)
+        assert saved_steps(folder.checkpoints) == [0]
+        assert [path.exists() for path in files] == [True] * 3
+        stop_after(monkeypatch, 50)
+        assert not experiment.train(experiment.resume(folder))
+        assert [path.exists() for path in files] == [False] * 3
+
     def test_a_checkpoint_can_be_chosen(self, finished, heard):
         assert saved_steps(finished.checkpoints) == [200, 300]
         lines = len(finished.path.joinpath("0.monitor.csv").read_text().splitlines())

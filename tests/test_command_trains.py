@@ -111,6 +111,13 @@ class TestTrain:
         assert env.obs_rms.count == pytest.approx(1 + steps[results.mean(axis=1).argmax()], abs=1)  # the best model's
         env.close()
 
+    def test_an_infinite_reward_in_an_evaluation_is_never_the_best(self, tmp_path, registered):
+        registered("Bad-v0", partial(Spoilt, 30, lambda *step: (step[0], np.inf, *step[2:])))
+        run = prepared(tmp_path, "Bad-v0", steps=200, eval_freq=20, eval_episodes=5, overrides=FAST)
+        with pytest.raises(NonFiniteError, match="reward in the evaluation is not finite at environment step 20"):
+            experiment.train(run)
+        assert not run.folder.best_model.exists()
+
     def test_several_environments_normalized_with_the_texts_wrapper(self, tmp_path, called):
         wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
         called("train",

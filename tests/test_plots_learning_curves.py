@@ -196,6 +196,11 @@ class TestCurves:
         assert picture.shape[0] > picture.shape[1]
         assert picture.std() > 0.03
 
+    @pytest.mark.parametrize("gap", [float("nan"), float("inf")])
+    def test_a_score_between_gaps_is_seen(self, gap, tmp_path):
+        picture = plots.figure(scores.read([table(tmp_path / "a.csv", values=(1, gap, 2))]))
+        assert [line.get_marker() for line in picture.axes[0].lines] == ["o"]
+
     def test_without_times_say_so(self, tmp_path):
         one = scores.read([table(tmp_path / "a.csv", pace=float("nan"))])
         with pytest.raises(ValueError, match=r"has no times .*--x steps"):

@@ -425,6 +425,12 @@ class TestOnly:
         study(tmp_path / "s.yml", steps=250, overrides={**SHORT["overrides"], "tau": 0.125})
         assert "was begun with tau" in refused("study", tmp_path / "s.yml", "--only", 0, "--out", tmp_path)
 
+    def test_of_a_run_that_fails_has_its_line_in_the_summary(self, tmp_path, monkeypatch, refused):
+        study(tmp_path / "s.yml", seeds=[0], steps=250, eval_freq=100)
+        monkeypatch.setattr("sb3_td3x.TD3X.train", Mock(side_effect=[*[None] * 110, ValueError("no luck")]))
+        assert "no luck" in refused("study", tmp_path / "s.yml", "--only", 0, "--out", tmp_path)
+        assert "td3x,default,Pendulum-v1,0," in (tmp_path / "summary.csv").read_text()
+
     def test_of_another_number_is_refused_with_those_there_are(self, tmp_path, refused):
         study(tmp_path / "s.yml")
         printed = refused("study", tmp_path / "s.yml", "--only", 2, "--out", tmp_path)

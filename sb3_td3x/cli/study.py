@@ -48,7 +48,10 @@ def command(
     if only is not None:  # one job of a scheduler
         console.print(f"{runs[0].name}, which prints to {folder.printed(runs[0])}")
         folder.runs.mkdir(parents=True, exist_ok=True)
-        study.attempt(study.train_td3x, folder, runs[0])
+        try:
+            study.attempt(study.train_td3x, folder, runs[0])
+        finally:  # a run that fails has its line too
+            folder.write_summary(grid, summary)
     else:
         threads = max(run.options.get("threads", 1) for run in runs)
         runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)

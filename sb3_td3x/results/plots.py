@@ -88,7 +88,7 @@ def _draw_environment(axes: Axes, runs: Sequence[Scores], axis: str, looks: Mapp
     for label, look in looks.items():
         if group := [run for run in runs if run.label == label]:
             x, mean, low, high = summary(group, axis)
-            marker = "o" if len(x) == 1 else None
+            marker = "o" if len(x) == 1 or not np.isfinite(mean).all() else None  # a score between gaps has no line
             axes.plot(x, mean, **look, linewidth=1.7, solid_capstyle="round", marker=marker, markersize=4)
             axes.fill_between(x, low, high, color=look["color"], alpha=0.17, linewidth=0 if marker is None else 1)
     axes.set(xlabel=AXES[axis], ylabel="return per episode")

@@ -15,6 +15,7 @@ from sb3_td3x.checkpoint import env_state
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.resumable import StopTraining
+from sb3_td3x.common.transitions import check_rewards
 from sb3_td3x.results.run_dir import SCORE_COLUMNS, SCORES, RunDir
 
 
@@ -78,6 +79,10 @@ class Evaluation(EvalCallback):
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._write_table()  # without what a lost process added after the checkpoint
+        if not self.evaluations_timesteps:  # the checkpoint has none of these files, and could not bring an older one back
+            folder = self.folder
+            for path in (folder.evaluations, folder.curve, folder.best_model, folder.best_normalization):
+                path.unlink(missing_ok=True)
 
     def _on_step(self) -> bool:
         self.is_due = self.is_due or self.n_calls % self.every == 0
@@ -117,6 +122,7 @@ class Evaluation(EvalCallback):
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         if self.is_stopping():
             raise StopTraining
+        check_rewards(locals_["rewards"], "reward in the evaluation", f"environment step {self.num_timesteps}")
         is_known = "is_success" in locals_["info"] or self._is_success_buffer or self.evaluations_successes
         if locals_["done"] and is_known:  # an environment may tell of successes alone, and SB3 writes a table
             self._is_success_buffer += [False] * (len(locals_["episode_rewards"]) - len(self._is_success_buffer))

@@ -82,6 +82,7 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
 
 ARMS = {
     "constructor": "the constructor's values",
+    "constructor-scalar": "the same with one quantile",
     "buffer200k": "a buffer of 200,000",
     "buffer200k-tau0.005": "a buffer of 200,000; tau 0.005",
     "hold-buffer200k": "rate held to 300,000 steps, then falling to 0; a buffer of 200,000",

@@ -96,6 +96,20 @@ class TestAuto:
         assert len(switch) == 2
         assert not unfinished.exists()  # Inductor would load it
 
+    @pytest.mark.parametrize("kind", [ImportError, OSError])
+    def test_a_library_whose_linker_was_killed_is_linked_anew(self, switch, monkeypatch, tmp_path, kind):
+        (cut := tmp_path / "program.main.so").touch()
+
+        def compile_(program, inputs, options):
+            if cut.exists():
+                raise RuntimeError(f"{kind.__name__}: {cut}: file too short") from kind(f"{cut}: file too short")
+            return program
+
+        monkeypatch.setattr("torch._inductor.compile", compile_)
+        algorithm = model(accelerate="compiled").learn(10)
+        algorithm.train(SWITCH + 1, 8)
+        assert algorithm._updater.programs_made == 2
+
     def test_a_compiler_that_fails_after_a_signal_has_failed(self, switch, monkeypatch):
         errors = [OSError("no space left"), subprocess.CalledProcessError(-signal.SIGINT, ["g++"])]
         monkeypatch.setattr("torch._inductor.compile", lambda *_, **__: (_ for _ in ()).throw(errors.pop()))

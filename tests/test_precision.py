@@ -31,6 +31,18 @@ class TestPrecision:
             assert value.dtype == th.float32, name
         assert "forward" not in vars(rounded.actor.mu[2])
 
+    def test_what_ends_an_update_at_its_start_rounds_no_later_product(self):
+        class Refuses(th.nn.Linear):
+            def __setattr__(self, name, value):
+                if name == "forward":
+                    raise KeyboardInterrupt
+                super().__setattr__(name, value)
+
+        layers = [th.nn.Linear(2, 2), Refuses(2, 2)]
+        with pytest.raises(KeyboardInterrupt), precision.bf16_products(layers):
+            pass
+        assert "forward" not in vars(layers[0])
+
     def test_the_last_layers_stay_in_float32_however_wide(self):
         action_space = spaces.Box(-1, 1, (64,))
         wide = TD3X("MlpPolicy", LineEnv(action_space=action_space), policy_kwargs={"net_arch": [64]}, n_quantiles=64)

@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x import TD3X, TD3XCheckpointCallback, errors
-from tests.tools import Calls, LineEnv, at, filled, largest_difference, line_envs, model, moved, reloaded, weights
+from tests.tools import Calls, LineEnv, at, filled, largest_difference, line_envs, model, moved, reloaded, train_each, weights
 
 
 class TestLoadOnAnObject:
@@ -121,6 +122,16 @@ class TestCopiesOfAModel:
         assert twin.learn(20, reset_num_timesteps=False).num_timesteps == 60
         assert twin.replay_buffer.env is twin.env is not algorithm.env
         assert largest_difference(weights(twin), weights(algorithm)) > 0
+
+
+def test_updates_go_on_after_memory_ran_out_in_the_first_one(monkeypatch):
+    failed, whole = (model(accelerate="plain", learning_starts=20).learn(20) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(th, "zeros_like", Mock(side_effect=RuntimeError("DefaultCPUAllocator: not enough memory")))
+        with pytest.raises(RuntimeError, match="not enough memory"):
+            failed.train(1, 8)
+    train_each((failed, whole), range(2))
+    assert largest_difference(weights(failed), weights(whole)) == 0
 
 
 @pytest.mark.parametrize("switch", [th.no_grad, th.inference_mode])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from itertools import count
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -101,6 +102,17 @@ def test_with_a_train_freq_in_episodes_a_run_stops_after_the_step_and_says_that_
     assert learner.num_timesteps == learner.replay_buffer.size() == 25
     with pytest.warns(UserWarning, match=f"not restored exactly: .*{reason}"):
         assert resume_run(tmp_path, seeded(env)).learn(60, resume=True).num_timesteps >= 60
+
+
+def test_what_is_saved_after_a_ctrl_c_in_the_updates_says_that_it_lacks_some(tmp_path, monkeypatch):
+    learner = model(seeded(), train_freq=4, gradient_steps=-1).learn(40)
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "_draw_noise", Mock(side_effect=[learner._draw_noise(learner._last_batch), KeyboardInterrupt]))
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(40, reset_num_timesteps=False)
+    save_run(learner, tmp_path)
+    with pytest.warns(UserWarning, match="not restored exactly: the updates"):
+        resume_run(tmp_path, seeded()).learn(60, resume=True)
 
 
 def begun(tmp_path, env_id, *arguments):

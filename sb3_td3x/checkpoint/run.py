@@ -171,7 +171,7 @@ def resume_run(
     with as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)
         if saved.manifest["inside rollout"]:
-            problems.append("the updates: it was stopped or saved inside a rollout, after which they are due")
+            problems.append("the updates: it was stopped or saved inside a rollout, or before all updates after it")
     problems += [f"rounding or random numbers ({name} was {machine[name]}, is {value})"
                  for name, value in _machine(model).items() if machine.get(name, value) != value]  # fmt: skip
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made

@@ -4,6 +4,7 @@ import copy
 import functools
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -346,14 +347,20 @@ def _explained(problem: str) -> Iterator[None]:
 
 
 def _cleared_after_signal(error: BaseException | None) -> bool:
-    """Whether a signal to all processes of a terminal or job ended the compiler; what that has begun to write is removed."""
+    """Whether a signal has ended the compiler, now or in an earlier process; what that has begun to write is removed."""
     numbers = (signal.SIGINT, *stop_signals())
-    while error is not None and -getattr(error, "returncode", 0) not in numbers:
+    while error is not None:
+        if isinstance(error, (ImportError, OSError)) and (cut := re.match(r"(.+\.so): file too short", str(error))):
+            is_there = Path(cut[1]).exists()
+            Path(cut[1]).unlink(missing_ok=True)
+            return is_there
+        if -getattr(error, "returncode", 0) in numbers:  # a terminal or job sends it to all processes
+            for option, output in pairwise(error.cmd):  # type: ignore[attr-defined]
+                if option == "-o":
+                    Path(output).unlink(missing_ok=True)
+            return True
         error = error.__cause__ or error.__context__
-    for option, output in pairwise(getattr(error, "cmd", ())):
-        if option == "-o":
-            Path(output).unlink(missing_ok=True)  # Inductor would take it for whole
-    return error is not None
+    return False
 
 
 def _refuse_random_layers(graph: GraphModule) -> None:

@@ -280,18 +280,18 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         states = [optimizer.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
-                state["step"] = th.zeros((), dtype=th.float32, device=parameter.device)
-                state.update({name: th.zeros_like(parameter) for name in names})
+                moments = {name: th.zeros_like(parameter) for name in names}  # memory may run out here: then there is no state
+                state.update(step=th.zeros((), dtype=th.float32, device=parameter.device), **moments)
             elif state["step"].device != parameter.device or state["step"].dtype != th.float32:
                 # Other steps have it on the CPU
                 state["step"] = state["step"].to(parameter.device, th.float32)
-        moments = [[state[name] for state in states] for name in names]
+        averages = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]
         th._foreach_add_(steps, 1)
         is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
         (th._fused_adamw_ if is_decoupled else th._fused_adam_)(  # type: ignore[call-overload]
             parameters, [gradients[parameter] for parameter in parameters],
-            *moments, *([] if group["amsgrad"] else [[]]), steps,
+            *averages, *([] if group["amsgrad"] else [[]]), steps,
             lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=group["amsgrad"], maximize=group["maximize"],
         )  # fmt: skip

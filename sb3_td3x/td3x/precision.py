@@ -51,13 +51,13 @@ def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
     a ``forward`` of their own keep it.
     """
     layers = [layer for layer in layers if "forward" not in vars(layer)]
-    for layer in layers:
-        layer.forward = partial(_bf16_linear, layer)  # type: ignore[method-assign]
     try:
+        for layer in layers:
+            layer.forward = partial(_bf16_linear, layer)  # type: ignore[method-assign]
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)
 
 
 def _bf16_linear(layer: nn.Linear, inputs: th.Tensor) -> th.Tensor:

@@ -313,6 +313,6 @@ def test_nothing_that_is_evaluated_counts_for_the_statistics_or_is_normalized(tm
 
 def test_discounts_of_the_default_preset_are_rl_zoos_and_mujocos_values_the_constructors():
     ours, theirs = presets.table("default"), presets.table("sb3")
-    for env_id in ours.keys() & theirs.keys():
+    for env_id in ours.keys() & theirs.keys() - {"LunarLanderContinuous-v3"}:  # it has values like those of its TQC
         assert ours[env_id].get("gamma", 0.99) == theirs[env_id].get("gamma", 0.99), env_id
     assert ours["Hopper-v5"] == {"n_timesteps": theirs["Hopper-v5"]["n_timesteps"], "policy": "MlpPolicy"}

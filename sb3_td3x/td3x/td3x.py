@@ -456,7 +456,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         finally:
             self._n_updates += len(losses)  # also those before an error
             self._updates_since_load += len(losses)
-            self._stopped_in_rollout = len(losses) < gradient_steps  # a checkpoint that is saved then lacks the rest
+            self._stopped_in_rollout |= len(losses) < gradient_steps  # a checkpoint that is saved then lacks the rest
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in ("critic", "actor"):
             values = [value for update in losses if (value := getattr(update, name)) is not None]

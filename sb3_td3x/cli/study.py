@@ -50,8 +50,9 @@ def command(
         folder.runs.mkdir(parents=True, exist_ok=True)
         try:
             study.attempt(study.train_td3x, folder, runs[0])
-        finally:  # a run that fails has its line too
-            folder.write_summary(grid, summary)
+        except Exception:
+            folder.write_summary(grid, summary)  # a run that fails has its line too
+            raise
     else:
         threads = max(run.options.get("threads", 1) for run in runs)
         runner = runners.local(jobs or runners.jobs_here(threads)) if ray is None else runners.on_ray(ray, threads)

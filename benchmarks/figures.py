@@ -107,7 +107,8 @@ def write_raw_tables(page: Path) -> None:
     }
     made = "Made by `python benchmarks/figures.py`. Runs shared machines, so their minutes do not compare methods."
     made += " The file beside each CSV has the settings: `q25` is 25 quantiles, `scalar` TD3's critics, `sale64` embeddings"
-    made += " of 64, `lin` a rate that falls to 0."
+    made += " of 64, `lin` a rate that falls to 0, `hold` one that is held first, `starts` random steps, `drop` quantiles"
+    made += " dropped per critic, `delay` the policy delay, `nstep` steps of the returns, `lap` prioritized replay."
     parts = [f"## {title}\n\n{text}\n" for title, text in sections.items()]
     page.write_text("\n".join(["# Raw results as tables\n", f"{made}\n", *parts]))
 

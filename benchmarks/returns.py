@@ -126,9 +126,9 @@ def main(train: study.Train = train) -> None:
                 left += not FOLDER.is_finished(run)
                 print(f"{run.name}: {'done' if FOLDER.is_finished(run) else error or 'stopped'}", flush=True)
     except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on") from None
+        raise SystemExit("stopped; the same command resumes it") from None
     if left:
-        raise SystemExit(f"{left} runs are not done; the same command goes on with them")
+        raise SystemExit(f"{left} runs are not done; the same command resumes them")
 
 
 if __name__ == "__main__":

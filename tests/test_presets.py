@@ -154,6 +154,7 @@ def test_linear_schedules_go_from_the_value_to_zero():
         ("normalize=true", "normalize", True),
         ("buffer_size=1e5", "buffer_size", 100_000),
         ("action_noise=None", "action_noise", None),
+        ("policy_kwargs={note: '1e5'}", "policy_kwargs", {"note": "1e5"}),
         ("action_noise=[0.5, 0.1, 6e4]", "action_noise", [0.5, 0.1, 60_000]),
         ("policy_kwargs={optimizer_kwargs: {eps: 1e-5}}", "policy_kwargs", {"optimizer_kwargs": {"eps": 1e-5}}),
     ],

@@ -9,23 +9,6 @@ from typing import Any
 AUTO = "auto"
 
 
-def parse_yaml_scalar(value: Any) -> Any:
-    """Values of a YAML file at any depth, where ``1e5`` and ``None``, which are texts in YAML 1.1, become what they say."""
-    if isinstance(value, dict):
-        return {key: parse_yaml_scalar(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [parse_yaml_scalar(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if value == "None":
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number  # above, floats miss some integers
-
-
 def check_float(
     name: str, value: Any, is_allowed: Callable[[float], bool] = math.isfinite, allowed: str = "a finite number"
 ) -> float:

@@ -1,6 +1,7 @@
 """Hyperparameters by name: a YAML file per preset, in rl-zoo3's keys. Reading one runs no code, nor does this import torch."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache, partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sb3_td3x.common import validation
-from sb3_td3x.common.validation import CHECKS, did_you_mean, parse_yaml_scalar
+from sb3_td3x.common.validation import CHECKS, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 NOISE_KEYS = ("noise_type", "noise_std", "noise_dt")
-RUN_KEYS = ("n_timesteps", "n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)  # rl-zoo3's, no arguments of TD3X
+ENV_KEYS = ("n_envs", "policy", "normalize", "env_wrapper", *NOISE_KEYS)
+RUN_KEYS = ("n_timesteps", *ENV_KEYS)  # rl-zoo3's, no arguments of TD3X
 
 MODEL_KEYS = (
     *(name for name in CHECKS if name != "seed"),
@@ -78,7 +80,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
     if not name.endswith((".yml", ".yaml")):
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
-        content = parse_yaml_scalar(yaml.safe_load(Path(name).read_bytes()))
+        content = from_yaml(Path(name).read_bytes())
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"the preset {name} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
@@ -186,7 +188,7 @@ def _linear_schedule(name: str, text: str) -> Any:
     from stable_baselines3.common.utils import LinearSchedule
 
     prefix, _, start = text.partition("_")
-    rate = parse_yaml_scalar(start)
+    rate = parse(start)
     if prefix != "lin" or not isinstance(rate, (int, float)):
         raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
     return LinearSchedule(validation.check_float(name, rate), 0.0, 1.0)
@@ -263,14 +265,33 @@ def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> "VecEnv":
     return env
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads ``1e5`` and ``None``, which are texts in YAML 1.1, as what they say, unless they are quoted."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes such texts."""
+
+
+for _either in (_Loader, _Dumper):
+    _either.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+    _either.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
+
+
+def from_yaml(content: str | bytes) -> Any:
+    return _Loader(content).get_single_data()
+
+
 def parse(text: str) -> Any:
     """A value that a user wrote as YAML; ``ValueError`` if it is none."""
     try:
-        return parse_yaml_scalar(yaml.safe_load(text))
+        return from_yaml(text)
     except (yaml.YAMLError, ValueError) as error:  # the latter for dates that do not exist
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
 
 
 def written(value: Any) -> str:
     """A value as YAML on one line, as ``--set`` takes it."""
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
+    return yaml.dump([value], Dumper=_Dumper, default_flow_style=True, width=math.inf).strip()[1:-1]

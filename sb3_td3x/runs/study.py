@@ -20,7 +20,7 @@ from sb3_td3x.checkpoint import Store
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
 from sb3_td3x.common.registration import require_registered
-from sb3_td3x.common.validation import check_choice, check_int, did_you_mean, parse_yaml_scalar
+from sb3_td3x.common.validation import check_choice, check_int, did_you_mean
 from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir, file_name
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment
@@ -60,7 +60,7 @@ class StudyRun:
 def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[str] = ("td3x",)) -> list[StudyRun]:
     """The runs of a file as in docs/experiments.md with these keys besides ``GRID_KEYS``; ``algorithms[0]`` is the default."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = presets.from_yaml(path.read_bytes())
         settings = content.pop("runs", None) if isinstance(content, dict) else None
         if not isinstance(settings, list) or not settings or not all(isinstance(keys, dict) for keys in settings):
             raise ValueError("runs must be a list of settings, such as [{setting: default}]")
@@ -84,7 +84,6 @@ def _runs(common: dict[str, Any], keys: dict[str, Any], known: Collection[str], 
     kept = {key: {name: common[key][name] for name in common[key] if str(name).split(".")[0] not in keys[key]} for key in both}
     entry = {**common, **keys, **{key: {**kept[key], **keys[key]} for key in both}}
     algo, setting = entry.pop("algo", algorithms[0]), entry.pop("setting", Path(str(entry.get("preset", "default"))).stem)
-    entry = parse_yaml_scalar(entry)
     check_choice("algo", algo, algorithms)
     setting = str(setting) if type(setting) in (int, float) else setting
     if not isinstance(setting, str) or not re.fullmatch(r"[\w.+-]{1,50}", setting):

@@ -117,6 +117,12 @@ def test_what_is_no_setting_cannot_be_given_to_load(saved):
             TD3X.load(saved, **{name: 5})
 
 
+@pytest.mark.parametrize(("name", "value"), [("action_noise", -3), ("learning_starts", None), ("batch_size", 0)])
+def test_an_invalid_value_given_to_load_is_no_fault_of_the_file(saved, name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .* not {value}"):
+        TD3X.load(saved, **{name: value})
+
+
 def test_the_averages_are_over_the_episodes_that_load_is_told(saved):
     loaded = TD3X.load(saved, env=LineEnv(), stats_window_size=2)
     for begins_anew in (False, True):

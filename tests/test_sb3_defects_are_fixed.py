@@ -64,6 +64,9 @@ class TestNStepAfterLoad:
         chosen = {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 5, "gamma": 0.7}}
         loaded = TD3X.load(path, env=LineEnv(), n_steps=1, **chosen)
         assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (5, 0.7)
+        loaded = TD3X.load(path, env=LineEnv(), n_steps=1, replay_buffer_class=ReplayBuffer)
+        assert type(loaded.replay_buffer) is ReplayBuffer
+        assert TD3X.load(path, env=LineEnv(), replay_buffer_class=NStepReplayBuffer).replay_buffer.n_steps == 3
 
     def test_a_discount_edited_between_updates_reaches_the_buffer(self):
         algorithm = model(n_steps=3).learn(40)

@@ -104,8 +104,8 @@ def load(
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
     del model._loaded_tensors, model.set_parameters
-    if (starts := changes.get("learning_starts", custom_objects.get("learning_starts"))) is not None:
-        model.learning_starts = starts
+    if "learning_starts" in (given := {**custom_objects, **changes}):
+        model.learning_starts = given["learning_starts"]
     if changes.get("seed") is not None:
         model.set_random_seed(model.seed)
     return model
@@ -216,6 +216,8 @@ def _check_changes(cls: type, changes: dict[str, Any], saved: dict[str, Any]) ->
         raise ValueError(f"n_quantiles cannot be {changes['n_quantiles']!r}: the critics in the file have {n_quantiles}")
     if changes.get("stats_window_size") is not None:
         validation.check_int("stats_window_size", changes["stats_window_size"], minimum=1)
+    if isinstance(changes.get("action_noise"), (int, float)):
+        validation.check_not_negative("action_noise", changes["action_noise"])
 
 
 def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +264,8 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
         changes |= {"_stats_window_size": int(window), "ep_info_buffer": None}  # SB3 makes a new one
     buffer_class, buffer_kwargs = saved.get("replay_buffer_class"), saved.get("replay_buffer_kwargs") or {}
     has_models_n_steps = buffer_class is not NStepReplayBuffer or buffer_kwargs.get("n_steps") == saved.get("n_steps", 1) > 1
-    if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and "replay_buffer_class" not in changes:
+    keeps_steps = issubclass(changes.get("replay_buffer_class") or ReplayBuffer, NStepReplayBuffer)
+    if buffer_class in AUTOMATIC_CLASSES and has_models_n_steps and not keeps_steps:
         # SB3 saves its choice, with two arguments that follow from the settings: choose again, by the changed settings
         others = {name: value for name, value in buffer_kwargs.items() if name not in ("n_steps", "gamma")}
         changes = {"replay_buffer_class": None, "replay_buffer_kwargs": others, **changes}
@@ -274,7 +277,7 @@ def _with_consequences(changes: dict[str, Any], saved: dict[str, Any]) -> dict[s
     return {**missing, **changes, "n_quantiles": n_quantiles, "_learning_starts_request": request}
 
 
-SCALARS = ("step", "eta", "mu", "mu_product")  # of an optimizer's state; torch reads all else as far as its parameter goes
+SCALARS = ("step", "eta", "mu", "mu_product")  # of an optimizer's state; all else is read as far as its parameter goes
 
 
 def _check_optimizer(name: str, optimizer: th.optim.Optimizer, groups: list[dict[str, Any]]) -> None:

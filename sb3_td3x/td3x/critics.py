@@ -15,17 +15,17 @@ class CriticKind(NamedTuple):
 
     target: Callable[..., th.Tensor]
     loss: Callable[..., th.Tensor]
-    huber_losses: Callable[..., th.Tensor]  # the loss per transition, for prioritized replay
+    huber_loss: Callable[..., th.Tensor]  # for prioritized replay
     actor_objective: Callable[..., th.Tensor]  # what the actor maximizes the mean of, for a batch and its own actions
 
 
 SCALAR = CriticKind(
     lambda values, rewards, dones, discounts, drop: losses.clipped_double_q_target(values, rewards, dones, discounts),
-    losses.scalar_critic_loss, losses.scalar_huber_losses,
+    losses.scalar_critic_loss, losses.scalar_huber_loss,
     lambda critic, batch, actions: critic.q1_forward(batch.observations, actions),
 )  # fmt: skip
 QUANTILES = CriticKind(
-    losses.quantile_target, losses.quantile_critic_loss, losses.quantile_huber_losses,
+    losses.quantile_target, losses.quantile_critic_loss, losses.quantile_critic_loss,
     lambda critic, batch, actions: th.cat(critic(batch.observations, actions), dim=1),
 )  # fmt: skip
 

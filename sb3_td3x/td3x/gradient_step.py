@@ -28,7 +28,7 @@ class UpdateSettings(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """What an update reports: detached tensors without dimensions, computed before each step."""
+    """What an update reports: detached tensors, computed before each step; the losses have no dimensions."""
 
     critic: th.Tensor
     actor: th.Tensor | None = None
@@ -51,11 +51,9 @@ def critic_losses(
     kind = kind_of(policy.critic)
     target = critic_target(policy, batch, noise, settings)
     values = policy.critic(batch.observations, batch.actions)
-    if settings.prioritization is None:
-        loss, errors = kind.loss(values, target), None
-    else:
-        loss = kind.huber_losses(values, target).mean()
-        errors = losses.td_errors([value.detach() for value in values], target)
+    is_prioritized = settings.prioritization is not None
+    loss = (kind.huber_loss if is_prioritized else kind.loss)(values, target)
+    errors = losses.td_errors([value.detach() for value in values], target) if is_prioritized else None
     return loss, Losses(loss.detach(), errors=errors)
 
 

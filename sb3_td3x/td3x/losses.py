@@ -2,8 +2,8 @@
 TD3's equations as pure tensor functions (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477, Algorithm 1).
 
 There are no random numbers, no state and no optimizer in here. A critic is scalar, or estimates quantiles of the return
-(Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each has a target, a loss, and a loss per transition for prioritized
-replay (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049). Shapes: ``batch`` transitions; the values of a critic are
+(Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269); each has a target, a loss, and a loss for prioritized replay
+(Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049). Shapes: ``batch`` transitions; the values of a critic are
 ``(batch, 1)``, or ``(batch, n)`` for n quantiles; actions are scaled to [-1, 1].
 """
 
@@ -47,9 +47,9 @@ def scalar_critic_loss(values: Iterable[th.Tensor], target: th.Tensor) -> th.Ten
     return th.stack([F.mse_loss(value, target) for value in values]).sum()
 
 
-def scalar_huber_losses(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
-    """Huber loss with threshold 1 of each transition, ``(batch,)``: the sum over the critics, as in LAP."""
-    return th.cat([F.huber_loss(value, target, reduction="none") for value in values], dim=1).sum(dim=1)
+def scalar_huber_loss(values: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
+    """Sum over the critics of the mean Huber loss with threshold 1, as in LAP."""
+    return th.stack([F.huber_loss(value, target) for value in values]).sum()
 
 
 def quantile_target(
@@ -82,17 +82,12 @@ def quantile_critic_loss(quantiles: Iterable[th.Tensor], target: th.Tensor) -> t
     :param quantiles: one ``(batch, n)`` tensor per critic
     :param target: ``(batch, m)``, without gradient
     """
-    return quantile_huber_losses(quantiles, target).mean()
-
-
-def quantile_huber_losses(quantiles: Iterable[th.Tensor], target: th.Tensor) -> th.Tensor:
-    """The quantile Huber loss of each transition, ``(batch,)``: the mean over critics and pairs."""
-    return th.stack([_QuantileHuber.apply(critic_quantiles, target) for critic_quantiles in quantiles]).mean(dim=0)
+    return th.stack([_QuantileHuber.apply(critic_quantiles, target) for critic_quantiles in quantiles]).mean()
 
 
 class _QuantileHuber(th.autograd.Function):
     """
-    The quantile Huber loss per transition with its gradient in closed form.
+    The quantile Huber loss of each transition, ``(batch,)``, with its gradient in closed form.
 
     With u = target - quantile, c = clamp(u, -1, 1) is the derivative of the Huber loss and c (u - c / 2) its value. Autograd
     would pass several more times over all pairs, which are as many numbers as the weights of both critics. For the same

@@ -1,6 +1,5 @@
 """Compiled updates: ``gradient_step.py``'s losses and gradients, recorded once and compiled with Inductor; no mathematics."""
 
-import copy
 import functools
 import os
 import random
@@ -30,7 +29,7 @@ from sb3_td3x.common.signals import stop_signals
 from sb3_td3x.td3x import gradient_step, precision
 from sb3_td3x.td3x.critics import QUANTILES, SCALAR, kind_of
 from sb3_td3x.td3x.gradient_step import Gradients, GradientStep, Losses, PolicyTensors, UpdateSettings
-from sb3_td3x.td3x.policies import depends_on_mode
+from sb3_td3x.td3x.policies import copy_of, depends_on_mode
 
 SWITCH_AFTER = 5_000  # plain updates that "auto" makes, since a model was constructed or loaded, before it compiles
 MOST_PROGRAMS = 20  # that "auto" makes before it stays plain
@@ -225,13 +224,10 @@ class _Recording:
             raise CannotAccelerate(f"the {name}'s optimizer has parameters that are not in the policy")
         self.trained = [places[id(parameter)] for parameter in tensors.trained[name]]
         with _explained("the policy cannot be copied"):
-            held = [value for module in tensors.modules for value in vars(module).values()]  # other threads may set more
-            # torch copies tensors of a graph, which a layer may keep of its last pass, only without their gradient
-            kept = [value for value in held if isinstance(value, th.Tensor) and not value.is_leaf]
-            memo: dict[int, Any] = {id(tensor): tensor.detach() for tensor in kept}
             optimizers = [network.optimizer for network in tensors.networks.values()]
-            self.policy = copy.deepcopy(updater.policy, memo | {id(optimizer): optimizer for optimizer in optimizers})
-        held += [value for module in tensors.modules for cls in type(module).__mro__ for value in vars(cls).values()]
+            self.policy = copy_of(updater.policy, {id(optimizer): optimizer for optimizer in optimizers})
+        parts = [part for module in self.policy.modules() for part in (module, *type(module).__mro__)]
+        held = [value for part in parts for value in vars(part).values()]
         if any(isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) for value in held):
             raise CannotAccelerate("a layer holds a random generator, whose numbers would be the same in every update")
 

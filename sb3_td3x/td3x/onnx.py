@@ -20,6 +20,7 @@ from torch import nn
 
 from sb3_td3x.common import files
 from sb3_td3x.common.vec_envs import env_id_of
+from sb3_td3x.td3x.policies import copy_of
 from sb3_td3x.version import __version__
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ def export_onnx(model: OffPolicyAlgorithm, path: str | Path, env: VecEnv | None 
         env = model._wrap_env(env, monitor_wrapper=False)  # with VecTransposeImage, if it has images
         check_for_correct_spaces(env, model.observation_space, model.action_space)
         wrappers, space = _wrappers(env)
-    held = [value for module in model.policy.modules() for value in vars(module).values()]  # of a layer's last pass
-    memo: dict[int, Any] = {id(value): value.detach() for value in held if isinstance(value, th.Tensor) and not value.is_leaf}
-    policy: Any = copy.deepcopy(model.policy, memo).cpu()
+    policy = copy_of(model.policy).cpu()
     stages = [Normalized(wrapper) if isinstance(wrapper, VecNormalize) else ChannelsFirst(wrapper) for wrapper in wrappers]
     batch = _batch(space)
     expected = _predict(policy, wrappers, batch)  # now: the statistics may change while another thread trains

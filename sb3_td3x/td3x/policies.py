@@ -1,5 +1,6 @@
 """The policies: SB3's networks under SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that SB3 can load them."""
 
+import copy
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -41,6 +42,13 @@ def depends_on_mode(layer: nn.Module) -> bool:
     """Whether a layer may compute something else in training mode; so may a hook, as torch's `spectral_norm` has one."""
     has_hooks = bool(layer._forward_pre_hooks or layer._forward_hooks)
     return type(layer) not in WITHOUT_MODES or has_hooks or "forward" in vars(layer)
+
+
+def copy_of(policy: BasePolicy, memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy. Tensors of a graph, which a layer may keep of its last pass, torch copies only without their gradient."""
+    held = [value for module in policy.modules() for value in list(vars(module).values())]  # other threads may set more
+    kept = {id(value): value.detach() for value in held if isinstance(value, th.Tensor) and not value.is_leaf}
+    return copy.deepcopy(policy, kept | (memo or {}))
 
 
 @contextmanager

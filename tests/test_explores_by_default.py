@@ -110,13 +110,6 @@ class TestNoiseOfTheUsersOwn:
         assert values[600] == values[10] == values[1]
         assert len(values[1]) == 600
 
-    def test_it_begins_anew_where_it_takes_the_place_of_others(self):
-        algorithm = model(LineEnv(length=10**9), action_noise=Counting(), learning_starts=0, gradient_steps=0).learn(5)
-        algorithm.action_noise = Counting()
-        algorithm.action_noise.noise_prev = np.array([9.0])
-        algorithm.learn(5, reset_num_timesteps=False)
-        assert abs(algorithm.action_noise.given[0]) < 0.15
-
     def test_one_that_a_callback_sets_continues_too(self):
         def learned(*parts):
             algorithm = model(LineEnv(length=10**9), action_noise=0.1, learning_starts=0, gradient_steps=0)

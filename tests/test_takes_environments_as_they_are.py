@@ -30,21 +30,6 @@ DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
 
 
-@pytest.mark.parametrize("name", ["step", "reset"])
-def test_a_method_that_is_edited_between_two_calls_of_learn_is_used(name, monkeypatch):
-    class Edited(LineEnv):
-        def step(self, action):
-            return super().step(action)
-
-        def reset(self, **kwargs):
-            return super().reset(**kwargs)
-
-    learner, calls, before = model(Edited()).learn(20), [], getattr(Edited, name)
-    monkeypatch.setattr(Edited, name, lambda self, *args, **kwargs: calls.append(1) or before(self, *args, **kwargs))
-    learner.learn(20)
-    assert calls
-
-
 def test_an_environment_that_gives_one_dict_at_every_step_has_each_episode_once():
     info = {}
 

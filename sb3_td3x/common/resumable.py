@@ -10,7 +10,7 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
-from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
+from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
@@ -72,7 +72,7 @@ class Resumable(OffPolicyAlgorithm):
     only_in_checkpoints: ClassVar[tuple[str, ...]] = ()
     """Attributes of a run that are saved in checkpoints and not in models."""
     only_in_process: ClassVar[tuple[str, ...]] = (
-        "_on_resume", "_is_stored", "_noise_in_use", "_is_watched", "_stops_before_next_step", "_stopped_in_rollout",
+        "_on_resume", "_is_stored", "_is_watched", "_stops_before_next_step", "_stopped_in_rollout",
         "_env_hooks", "_env_uses",
     )  # fmt: skip
     """Attributes that are not saved."""
@@ -80,8 +80,7 @@ class Resumable(OffPolicyAlgorithm):
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
-    _noise_in_use: ActionNoise | None  # by this process
-    _is_watched: bool | None = False  # `True` in a rollout made here, `None` after one; a subclass may make its own
+    _is_watched: bool | None = False  # in `collect_rollouts` here `True`, after it `None`
     _stops_before_next_step = False
     _stopped_in_rollout = False  # whether training was stopped, or is saved, before the updates of a rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
@@ -116,7 +115,7 @@ class Resumable(OffPolicyAlgorithm):
         except StopTraining:
             return RolloutReturn(0, 0, continue_training=False)
         finally:
-            self._is_watched, self._noise_in_use = None, self.action_noise
+            self._is_watched = None
             if not self._is_stored:  # a callback, Ctrl-C or an error has ended the rollout inside a step
                 self._last_obs = None  # so that the next `learn` resets the environments
         if not rollout.continue_training and watched.result is None:
@@ -185,7 +184,6 @@ class Resumable(OffPolicyAlgorithm):
         has_logger, made = self._custom_logger, None
         noise = self.action_noise
         is_kept = not reset_num_timesteps and self._last_obs is not None and noise is not None and "reset" not in vars(noise)
-        is_kept = is_kept and getattr(self, "_noise_in_use", noise) is noise
         if is_kept := is_kept and (self.n_envs == 1 or isinstance(noise, VectorizedActionNoise)):
             # For one call: otherwise SB3 restarts correlated noise inside the episode
             vars(noise)["reset"] = lambda *_: vars(noise).pop("reset")
@@ -197,7 +195,7 @@ class Resumable(OffPolicyAlgorithm):
             if is_kept:
                 vars(noise).pop("reset", None)
             self._custom_logger &= has_logger or self._logger is not made  # a callback may have set one
-        self._is_stored, self._noise_in_use = True, self.action_noise
+        self._is_stored = True
         self._stops_before_next_step = self._stopped_in_rollout = False
         if reset_num_timesteps:
             self.resumptions = []

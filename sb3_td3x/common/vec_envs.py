@@ -1,13 +1,11 @@
 """What SB3's loop assumes about a ``VecEnv`` and does not check: own arrays, no other users, living processes."""
 
 import copy
-import inspect
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
-from types import FunctionType
 from typing import Any
 
 import gymnasium as gym
@@ -22,16 +20,12 @@ NOTICE_SECONDS = 1.0  # after a worker process has ended: others that end until 
 class Hook:
     """Replaces a method of one environment or ``VecEnv``, counts its calls, and copies the last observation of an episode."""
 
-    def __init__(self, target: Any, name: str):
-        self.target, self.name, self.calls = target, name, 0
-        # A plain method is looked up anew, because its class may be edited, as in a notebook
-        is_plain = name not in vars(target) and isinstance(inspect.getattr_static(type(target), name, None), FunctionType)
-        self.own = None if is_plain else getattr(target, name)
+    def __init__(self, method: Callable[..., Any]):
+        self.method, self.calls = method, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        method = self.own if self.own is not None else getattr(type(self.target), self.name).__get__(self.target)
-        result = method(*args, **kwargs)
+        result = self.method(*args, **kwargs)
         # The reset that follows may write into the same array
         if isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3]):
             return copy.deepcopy(result[0]), *result[1:]
@@ -41,8 +35,7 @@ class Hook:
 def _hook(target: Any, name: str) -> Hook:
     hook = vars(target).get(name)
     if not isinstance(hook, Hook):
-        hook = Hook(target, name)
-        setattr(target, name, hook)
+        setattr(target, name, hook := Hook(getattr(target, name)))
     return hook
 
 

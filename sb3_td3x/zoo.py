@@ -43,7 +43,7 @@ def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, A
 
     return {
         "n_quantiles": trial.suggest_categorical("n_quantiles", (1, 10, 25)),
-        # As in rl-zoo3's search space of TQC; less than 10 quantiles, the fewest that can lose some
+        # As in rl-zoo3's search space of TQC: at most 5 of the 10 or 25
         "top_quantiles_to_drop_per_net": trial.suggest_int("top_quantiles_to_drop_per_net", 0, 5),
         "policy_delay": trial.suggest_int("policy_delay", 1, 4),
         "action_noise": None,  # rl-zoo3 leaves the key out where it samples no noise; TD3X would then use its default noise

@@ -14,7 +14,7 @@ from sb3_td3x.checkpoint import env_state
 
 Callbacks = MaybeCallback | Sequence[BaseCallback]
 EVALUATIONS = ("evaluations_results", "evaluations_timesteps", "evaluations_length", "evaluations_successes")
-RESUMABLE: dict[type, tuple[str, ...]] = {
+SB3_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((sb3.EventCallback, sb3.CheckpointCallback, sb3.StopTrainingOnRewardThreshold), ()),
     **dict.fromkeys((sb3.ProgressBarCallback, sb3.LogEveryNTimesteps, sb3.CallbackList), ()),
     sb3.BaseCallback: ("n_calls",),
@@ -109,7 +109,7 @@ def _flat(callbacks: Any) -> Iterator[BaseCallback]:
 
 
 def _attributes(cls: type) -> tuple[str, ...] | None:
-    names = RESUMABLE.get(cls, vars(cls).get("resumable"))
+    names = SB3_ATTRIBUTES.get(cls, vars(cls).get("resumable"))
     return (names,) if isinstance(names, str) else names  # without its comma ("name",) is a text
 
 

@@ -24,7 +24,7 @@ from sb3_td3x.common.transitions import running_mean_stds
 from sb3_td3x.common.vec_envs import vec_layers
 
 # The attributes of these wrappers that change during a run; all others stay as they were made
-LAYERS: dict[type, tuple[str, ...]] = {
+WRAPPER_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction), ()),
     **dict.fromkeys((wrappers.FilterObservation, wrappers.FlattenObservation, wrappers.RescaleObservation), ()),
     **dict.fromkeys((wrappers.TransformObservation, wrappers.TransformReward, wrappers.PassiveEnvChecker), ()),
@@ -98,7 +98,7 @@ def get(env: VecEnv, was_reset: bool = True) -> dict[str, Any]:
     """
     *around, innermost = vec_layers(env)
     envs = _call(innermost, "get_env_state", [(was_reset,)] * env.num_envs)
-    unknown = [layer for layer in around if type(layer) not in LAYERS]
+    unknown = [layer for layer in around if type(layer) not in WRAPPER_ATTRIBUTES]
     return {
         "envs": envs,
         "vec": [(type(layer).__name__, _get_state(layer)) for layer in around],
@@ -168,10 +168,10 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
 def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     if hasattr(type(layer), "get_run_state"):
         return layer.get_run_state() if was_reset or hasattr(type(layer), "rewind") else None  # type: ignore[union-attr]
-    if type(layer) not in LAYERS:
+    if type(layer) not in WRAPPER_ATTRIBUTES:
         return None
     state = {}
-    for name in LAYERS[type(layer)]:
+    for name in WRAPPER_ATTRIBUTES[type(layer)]:
         if hasattr(layer, name):
             value = getattr(layer, name)
             state[name] = [dict(vars(moments)) for moments in running_mean_stds(value)] or value
@@ -185,7 +185,7 @@ def _set_state(layer: gym.Env | VecEnv, state: dict[str, Any]) -> None:
     if hasattr(type(layer), "set_run_state"):
         layer.set_run_state(state)  # type: ignore[union-attr]
         return
-    for name in state.keys() & LAYERS[type(layer)]:
+    for name in state.keys() & WRAPPER_ATTRIBUTES[type(layer)]:
         if present := running_mean_stds(getattr(layer, name, None)):
             for moments, values in zip(present, state[name], strict=True):
                 vars(moments).update({key: values[key] for key in vars(moments)})

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from sb3_td3x import presets
 from sb3_td3x.cli.console import PlainConsole
+from sb3_td3x.common.validation import check_net_arch
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
 
@@ -151,9 +153,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds instead of two minutes at most.")] = False,
 ) -> None:
     """Measure updates: TD3X's paths compared with SB3's TD3 at equal settings, in two minutes at most."""
-    layers = net.split(",")
-    if not all(size.strip().isdigit() and int(size) for size in layers):
-        raise ValueError(f"--net needs layer sizes such as 400,300, not {net!r}")
+    layers = check_net_arch("--net", presets.parse(f"[{net}]"))
     import torch as th
     from stable_baselines3.common.utils import get_device
 
@@ -162,7 +162,7 @@ def bench(
 
     require_device(device)
     device = str(get_device(device))
-    case = measuring.Case(batch, tuple(map(int, layers)), n_quantiles=quantiles)
+    case = measuring.Case(batch, tuple(layers), n_quantiles=quantiles)
     th.set_num_threads(threads)
     console = PlainConsole()
     console.print(f"batch {batch}, net {net}, threads {threads}, {device}")

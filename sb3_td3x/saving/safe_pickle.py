@@ -268,10 +268,10 @@ class Unpickler(_PythonUnpickler):
 
 
 def _is_key(key: Any, depth: int = 3) -> bool:
-    """Whether a dict may have this key: hashing it takes little time, and no deep recursion in C."""
+    """Whether a dict may have this key: hashing it is no deep recursion in C."""
     if type(key) is tuple:
-        return depth > 0 and len(key) <= 64 and all(_is_key(part, depth - 1) for part in key)
-    return type(key) in (str, bytes, bool, float, NoneType) or (type(key) is int and abs(key) < 2**63)
+        return depth > 0 and all(_is_key(part, depth - 1) for part in key)
+    return type(key) in (str, bytes, bool, int, float, NoneType)
 
 
 def _build_object(target: Any, state: Any) -> None:

@@ -17,7 +17,7 @@ KNOWN_NOISE = (NormalActionNoise.__call__, OrnsteinUhlenbeckActionNoise.__call__
 def resolve_learning_starts(request: LearningStarts, total_timesteps: float = 0) -> int:
     """Steps with random actions: ``"auto"`` is 2 % of the planned steps, at least 100 and at most 10,000."""
     steps = check_int("learning_starts", request, minimum=0, or_auto=True)
-    return steps if isinstance(steps, int) else int(np.clip(0.02 * total_timesteps, 100, 10_000))  # 10,000 of 500,000
+    return steps if isinstance(steps, int) else int(np.clip(0.02 * total_timesteps, 100, 10_000))
 
 
 def resolve_action_noise(

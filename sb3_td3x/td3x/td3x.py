@@ -210,7 +210,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             ``env_wrapper``, ``normalize``), or an environment or ``VecEnv``, which is used as it is. The name, or the ``spec``
             of the environment, chooses the preset's entry
         :param preset: the name of a preset, or the path of a YAML file of entries by environment
-        :param changes: keyword arguments of ``TD3X``, or the preset's keys but ``n_timesteps``, which replace its values
+        :param changes: what replaces the preset's values: keyword arguments of the constructor, as it takes them, or the
+            preset's keys for environments, policy and noise
         :raises ValueError: for an unknown preset or an invalid value, or if an environment lacks the wrapper or the
             normalization that the preset asks for
         """
@@ -219,7 +220,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
                 raise ValueError("n_envs is for the name of an environment: one that is given is used as it is")
             env = cls._wrap_env(env)
         own = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
-        entry = {**own, **{name: changes.pop(name) for name in (*presets.RUN_KEYS[1:], "gamma") if name in changes}}
+        entry = {**own, **{name: changes.pop(name) for name in (*presets.ENV_KEYS, "gamma") if name in changes}}
         vec_env = presets.make_env(env, entry) if isinstance(env, str) else presets.require_wrapped(env, entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
@@ -430,7 +431,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :raises ValueError: for a setting edited to an invalid value
         :raises NonFiniteError: naming the loss and the update, which has changed nothing
         """
-        if self.num_timesteps > self.learning_starts and self._lacks_data():  # an earlier call is a user's own, not SB3's
+        if self.num_timesteps > self.learning_starts and self._lacks_data():  # earlier only a user calls this
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         settings = self._update_settings()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0

@@ -81,9 +81,10 @@ class ResumableEnv(gym.Wrapper):
             if resets and isinstance(layer, Monitor):
                 layer.needs_reset = True  # otherwise it may not allow one inside an episode
         if saved["random"] is not None:
-            kind, generator = BIT_GENERATORS[saved["random"]["bit_generator"]], getattr(self.unwrapped, "_np_random", None)
-            if not isinstance(getattr(generator, "bit_generator", None), kind):
-                generator = self.unwrapped._np_random = np.random.Generator(kind())
+            bit_generator_class = BIT_GENERATORS[saved["random"]["bit_generator"]]
+            generator = getattr(self.unwrapped, "_np_random", None)
+            if not isinstance(getattr(generator, "bit_generator", None), bit_generator_class):
+                generator = self.unwrapped._np_random = np.random.Generator(bit_generator_class())
             generator.bit_generator.state = check_generator_state(saved["random"])  # type: ignore[union-attr]
         return True
 

@@ -70,8 +70,8 @@ class Store:
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last whole checkpoint
         """
         self._require_no_link()
-        found = [_read(path) for path in self.paths()]  # once: a second reading may succeed where the first did not
-        readable, damaged = _in_order(found), [error for error in found if isinstance(error, CheckpointError)]
+        contents = [_read(path) for path in self.paths()]  # once: a second reading may succeed where the first did not
+        readable, damaged = _in_order(contents), [error for error in contents if isinstance(error, CheckpointError)]
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
         try:
             if steps is None and damaged:  # nobody knows which checkpoint is the newest
@@ -142,18 +142,18 @@ class Store:
         in the folder stay, among them copies of checkpoints under other names and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
-        found = {path: _read(path) for path in self._folders()}
-        for result in found.values():
+        contents = {path: _read(path) for path in self._folders()}
+        for result in contents.values():
             if isinstance(result, CheckpointError) and isinstance(result.__cause__, OSError):
                 raise result  # it may pass, as on a network: it is no damage, and nothing is removed
-        ours = [path for path in found if NAME.fullmatch(path.name)]
-        kept = {checkpoint.path for checkpoint in _in_order(found[path] for path in ours)[-keep_last:]}
+        ours = [path for path in contents if NAME.fullmatch(path.name)]
+        kept = {checkpoint.path for checkpoint in _in_order(contents[path] for path in ours)[-keep_last:]}
         for path in set(ours) - kept:
             hidden = path.with_name(f".{path.name}.removed")
             shutil.rmtree(hidden, ignore_errors=True)
             path.rename(hidden)  # so that a part of it is never taken for the whole
-            del found[path]
-        needed = {chunk["file"] for checkpoint in _in_order(found.values())
+            del contents[path]
+        needed = {chunk["file"] for checkpoint in _in_order(contents.values())
                   for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
         for path in self.chunks.iterdir():
             if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:

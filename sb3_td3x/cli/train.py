@@ -60,8 +60,8 @@ def command(
         folder = RunDir.open(resume)  # before torch is imported, so that an error appears at once
         from sb3_td3x.runs import experiment
 
-        own: dict[str, Any] = {name: context.params[name] for name in ("device", "threads") if name in chosen}
-        run = experiment.resume(folder, steps, checkpoint, trust, **own)
+        options: dict[str, Any] = {name: context.params[name] for name in ("device", "threads") if name in chosen}
+        run = experiment.resume(folder, steps, checkpoint, trust, **options)
     elif env is None:
         raise typer.BadParameter("--env is missing: the environment to train in (or --resume RUN)")
     else:

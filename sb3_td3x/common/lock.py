@@ -118,7 +118,7 @@ def _has_ended(pid: int, start: int | None = None) -> bool:
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """The size of a file, and what every heartbeat of the lock's holder changes."""
     with suppress(OSError):
-        return (found := path.stat()).st_size, found.st_ino, found.st_ctime_ns
+        return (status := path.stat()).st_size, status.st_ino, status.st_ctime_ns
     return None
 
 

@@ -221,11 +221,11 @@ class Resumable(OffPolicyAlgorithm):
             return is_one and (not is_known or (done and "t" not in episode))
 
         ended = [False] * len(infos) if dones is None else dones
-        own = [
+        cleaned = [
             info if "episode" not in info or is_new(info["episode"], done) else {**info, "episode": None}
             for info, done in zip(infos, ended, strict=True)
         ]
-        super()._update_info_buffer(own, dones)
+        super()._update_info_buffer(cleaned, dones)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and ``deepcopy``: without the hooks, which hold the environments, and ``learn``'s own logger."""

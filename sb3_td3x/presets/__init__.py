@@ -97,8 +97,8 @@ def _packaged(name: str) -> dict[str, dict[str, Any]]:
 
 def updates_for(entry: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     """One update per environment step (SB3: per step of all); an entry's own ``gradient_steps`` are for its own number."""
-    own = entry.get("n_envs", 1) if "gradient_steps" in entry else 1
-    return {} if n_envs == own else {"gradient_steps": -1}
+    preset_n_envs = entry.get("n_envs", 1) if "gradient_steps" in entry else 1
+    return {} if n_envs == preset_n_envs else {"gradient_steps": -1}
 
 
 def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:

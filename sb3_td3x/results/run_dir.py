@@ -97,10 +97,10 @@ class RunDir:
     def model_normalization(self) -> Path | None:
         """The statistics that belong to ``model``; ``None`` without normalization, ``ValueError`` if they are missing."""
         paths = [self.best_normalization, self.normalization] if self.model() == self.best_model else [self.normalization]
-        found = next(filter(Path.is_file, paths), None)
-        if found is None and self.config().get("normalize"):
+        statistics = next(filter(Path.is_file, paths), None)
+        if statistics is None and self.config().get("normalize"):
             raise ValueError(f"{self.path} lacks the statistics of VecNormalize ({paths[-1].name}) that its model needs")
-        return found
+        return statistics
 
     def require_no_links(self, trust: bool = False) -> None:
         """``ValueError`` for a link out of the folder of an untrusted run, which is to be written to or shown to others."""

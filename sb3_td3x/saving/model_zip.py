@@ -138,8 +138,8 @@ def set_parameters(sb3_set_parameters: Callable[..., None], model: Any, source: 
         raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
     before = copy.deepcopy(model.get_parameters())
     try:
-        given = {name: copy.deepcopy(part) if "param_groups" in part else part for name, part in source.items()}
-        sb3_set_parameters(given, exact_match)  # optimizers keep the tensors that they are given
+        copies = {name: copy.deepcopy(part) if "param_groups" in part else part for name, part in source.items()}
+        sb3_set_parameters(copies, exact_match)  # optimizers keep the tensors that they are given
         for name in source:
             if isinstance(optimizer := recursive_getattr(model, name), th.optim.Optimizer):
                 _check_optimizer(name, optimizer, before[name]["param_groups"])

@@ -187,7 +187,7 @@ class Updater(GradientStep):
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
         # Each an object of its own: a batch may hold one tensor twice, and the next batch two of them
-        tensors, parts = [[tensor.detach() for tensor in given] for given in (self._inputs, self._batch)]
+        tensors, parts = [[tensor.detach() for tensor in group] for group in (self._inputs, self._batch)]
         inputs = {"critic": [*tensors, _numbers(settings), noise, *parts], "actor": [*tensors, *parts]}
         # All are copied first: meanwhile a thread may predict, which switches the layers' modes
         recordings = {key: _Recording(self, key[0], batch, settings) for key in missing}
@@ -246,9 +246,9 @@ class _Recording:
             with _explained("compiling the update failed"):
                 import torch._inductor
 
-                there = torch._inductor.list_options()  # an older torch lacks some
-                wanted = _OPTIONS | (_WITHOUT_REUSE if len(self.batch.rewards) == 1 else {})
-                options = {name: value for name, value in wanted.items() if name in there}
+                known_options = torch._inductor.list_options()  # an older torch lacks some
+                all_options = _OPTIONS | (_WITHOUT_REUSE if len(self.batch.rewards) == 1 else {})
+                options = {name: value for name, value in all_options.items() if name in known_options}
                 program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
                     program(*[tensor.clone() for tensor in inputs])

@@ -219,12 +219,12 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             if "n_envs" in changes:
                 raise ValueError("n_envs is for the name of an environment: one that is given is used as it is")
             env = cls._wrap_env(env)
-        own = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
-        entry = {**own, **{name: changes.pop(name) for name in (*presets.ENV_KEYS, "gamma") if name in changes}}
+        preset_entry = presets.load(preset, env if isinstance(env, str) else env_id_of(env))
+        entry = {**preset_entry, **{name: changes.pop(name) for name in (*presets.ENV_KEYS, "gamma") if name in changes}}
         vec_env = presets.make_env(env, entry) if isinstance(env, str) else presets.require_wrapped(env, entry)
         arguments = presets.model_arguments(entry, vec_env.action_space.shape or ())
         policy = entry.get("policy") or policies.name_for(vec_env.observation_space)
-        return cls(policy, vec_env, **{**arguments, **presets.updates_for(own, vec_env.num_envs), **changes})
+        return cls(policy, vec_env, **{**arguments, **presets.updates_for(preset_entry, vec_env.num_envs), **changes})
 
     # Properties, so that they stay right when the policy is replaced
     actor: Actor = _in_policy("actor")
@@ -302,8 +302,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if type(self.replay_buffer) is HerReplayBuffer and (missing := {"achieved_goal", "desired_goal"} - space.keys()):
             raise ValueError(f"HerReplayBuffer needs {' and '.join(sorted(missing))} in the observations, which are {space}")
         if getattr(self.critic, "n_quantiles", 1) != self.n_quantiles:
-            own = f"make_critic of {self.policy_class.__name__}"
-            raise ValueError(f"{own} makes no critics with n_quantiles={self.n_quantiles}: use 1")
+            maker = f"make_critic of {self.policy_class.__name__}"
+            raise ValueError(f"{maker} makes no critics with n_quantiles={self.n_quantiles}: use 1")
         if self.n_steps not in (1, buffer_steps := getattr(self.replay_buffer, "n_steps", 1)):
             name = type(self.replay_buffer).__name__
             raise ValueError(f"{name} gives {buffer_steps}-step returns, n_steps={self.n_steps} is not for it")

@@ -124,7 +124,6 @@ class Own(NormalActionNoise):
         (th.nn.Linear, "Linear"),
         (th.zeros(2), "torch"),
         ({1, 2}, "builtins.set|kind of value"),
-        ({2**64: 1}, "int as a key"),
         (open, "io.open"),
     ],
 )

@@ -268,7 +268,7 @@ class TestInsideEpisodesOfGymMake:
         while isinstance(env, gym.Wrapper):
             around.add(type(env).__name__)
             env = env.env
-        assert {layer.__name__ for layer in env_state.LAYERS if issubclass(layer, gym.Wrapper)} <= around
+        assert {layer.__name__ for layer in env_state.WRAPPER_ATTRIBUTES if issubclass(layer, gym.Wrapper)} <= around
         whole, resumed = run_twice(tmp_path, make, save_freq=7)
         assert_same_run(whole, resumed)
         assert resumed.resumptions[0]["steps"] % 16 != 0

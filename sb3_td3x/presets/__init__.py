@@ -281,6 +281,7 @@ for _either in (_Loader, _Dumper):
 
 
 def from_yaml(content: str | bytes) -> Any:
+    """The content of a YAML file; ``yaml.YAMLError`` or ``ValueError`` if it is none."""
     return _Loader(content).get_single_data()
 
 

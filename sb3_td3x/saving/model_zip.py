@@ -104,8 +104,8 @@ def load(
         elif changes.get("seed") is None:
             model._seed_noise(model.seed)
     del model._loaded_tensors, model.set_parameters
-    if "learning_starts" in (given := {**custom_objects, **changes}):
-        model.learning_starts = given["learning_starts"]
+    if "learning_starts" in (requested := {**custom_objects, **changes}):
+        model.learning_starts = requested["learning_starts"]
     if changes.get("seed") is not None:
         model.set_random_seed(model.seed)
     return model

@@ -22,7 +22,6 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from sb3_td3x import CnnPolicy, MultiInputPolicy, cli
 from sb3_td3x.cli import progress, train
 from sb3_td3x.cli.console import PlainConsole
-from sb3_td3x.common import registration
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import environments, experiment, play
 from tests.commands import FAST, QUICK, prepared, saved_run, wait_until
@@ -193,7 +192,7 @@ class TestEnvironmentNames:
     @pytest.mark.parametrize(("name", "near"), [("Pendulm-v1", "`Pendulum`"), ("Pendulum-v9", "`v1`")])
     def test_that_are_unknown_are_refused_in_gymnasiums_words(self, name, near):
         with pytest.raises(ValueError, match=f"there is no environment '{name}': .*{near}.* is my_module:{name}"):
-            registration.require_registered(name)
+            environments.require_registered(name)
 
     def test_of_tasks_that_were_removed_are_an_error_of_the_user(self):
         # Gymnasium 1.0 asks for MuJoCo before it says that it has no such task
@@ -205,15 +204,15 @@ class TestEnvironmentNames:
         ("name", "package"), [("FetchReach-v4", "gymnasium-robotics"), ("HopperBulletEnv-v0", "pybullet-envs-gymnasium")]
     )
     def test_the_package_that_registers_a_known_one_is_named(self, name, package, monkeypatch):
-        monkeypatch.setattr(registration, "find_spec", lambda module: None)
+        monkeypatch.setattr(environments, "find_spec", lambda module: None)
         monkeypatch.delitem(gym.registry, name, raising=False)
         with pytest.raises(ValueError, match=rf"pip install {package}"):
-            registration.require_registered(name)
+            environments.require_registered(name)
 
     def test_packages_that_are_installed_need_no_import_by_the_user(self):
-        code = "from sb3_td3x.common import registration; [registration.require_registered(n) for n in {!r}]"
+        code = "from sb3_td3x.runs import environments; [environments.require_registered(n) for n in {!r}]"
         names = ["Walker2DBulletEnv-v0"]
-        if registration.find_spec("panda_gym"):
+        if environments.find_spec("panda_gym"):
             names.append("PandaReach-v3")
         subprocess.run([sys.executable, "-c", code.format(names)], check=True)
 
@@ -221,11 +220,11 @@ class TestEnvironmentNames:
         def broken(package):
             raise AttributeError(package)
 
-        monkeypatch.setattr(registration, "find_spec", lambda module: True)
-        monkeypatch.setattr(registration, "import_module", broken)
-        registration.require_registered("Pendulum-v1")
+        monkeypatch.setattr(environments, "find_spec", lambda module: True)
+        monkeypatch.setattr(environments, "import_module", broken)
+        environments.require_registered("Pendulum-v1")
         with pytest.raises(AttributeError, match="panda_gym"):
-            registration.require_registered("PandaReach-v3")
+            environments.require_registered("PandaReach-v3")
 
 
 SIDE = spaces.Box(-1, 1, (1,))

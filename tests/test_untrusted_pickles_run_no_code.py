@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
-from sb3_td3x.common.registration import require_registered
+from sb3_td3x.runs.environments import require_registered
 from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
 from tests.tools import LineEnv, model, without_constructor
 from tests.zips import members, packed, with_attributes, with_pickle, with_tensors

@@ -15,10 +15,10 @@ from jinja2 import Template
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.common import files
-from sb3_td3x.common.registration import PACKAGES
 from sb3_td3x.errors import UntrustedModelError
 from sb3_td3x.results.run_dir import ALGORITHM, ARGUMENTS, EVALUATIONS, LOG, SCORES, RunDir, file_name, read_settings
 from sb3_td3x.runs import play
+from sb3_td3x.runs.environments import PACKAGES
 from sb3_td3x.saving.pickle_files import load_vecnormalize
 
 STATISTICS = "vec_normalize.pkl"

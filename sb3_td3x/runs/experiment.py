@@ -19,13 +19,12 @@ from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume
 from sb3_td3x.checkpoint.run import versions
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
-from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.signals import stopping_on_signal
 from sb3_td3x.common.validation import check_choice, check_int
 from sb3_td3x.common.vec_envs import close_env
 from sb3_td3x.results import scores
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.runs.environments import EVALUATION, TRAINING, open_env
+from sb3_td3x.runs.environments import EVALUATION, TRAINING, open_env, require_registered
 from sb3_td3x.runs.evaluation import Evaluation, save_last
 from sb3_td3x.td3x import policies
 from sb3_td3x.td3x.td3x import TD3X, check_arguments

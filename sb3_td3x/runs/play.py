@@ -13,11 +13,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.common import files
-from sb3_td3x.common.registration import require_registered
 from sb3_td3x.errors import CheckpointError, ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
-from sb3_td3x.runs.environments import AFTERWARDS, is_bullet, open_env
+from sb3_td3x.runs.environments import AFTERWARDS, is_bullet, open_env, require_registered
 from sb3_td3x.runs.experiment import require_device
 from sb3_td3x.saving.pickle_files import load_vecnormalize
 from sb3_td3x.td3x.td3x import TD3X

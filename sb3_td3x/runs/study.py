@@ -19,11 +19,11 @@ from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.common import files
 from sb3_td3x.common.lock import LEASE_SECONDS, RunLock, is_touched
-from sb3_td3x.common.registration import require_registered
 from sb3_td3x.common.validation import check_choice, check_int, did_you_mean
 from sb3_td3x.results.run_dir import PRINTED, SCORES, RunDir, file_name
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.runs import experiment
+from sb3_td3x.runs.environments import require_registered
 from sb3_td3x.runs.experiment import Experiment
 
 GRID_KEYS = ("algo", "setting", "envs", "seeds")

@@ -7,7 +7,7 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +17,16 @@ from sb3_td3x.errors import CheckpointError, ModelFileError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The disk or the user's quota is full."""
 MAX_RATIO = 20  # how many times its own size the members of a zip file may declare to have
-CANNOT_FLUSH_FOLDERS = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Errors of file systems that flush files but not folders, such as a folder shared with a virtual machine."""
 
 
 def flush(path: Path) -> None:
-    """Wait until the content of a file, or a folder's list of names, is on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open a folder; its renames are journaled
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if not (path.is_dir() and error.errno in CANNOT_FLUSH_FOLDERS):
-            raise
-    finally:
-        os.close(handle)
+    """Wait until the content of a file, or where the system can a folder's list of names, is on the disk."""
+    with suppress(OSError) if path.is_dir() else nullcontext():
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def make_folder(path: Path) -> Path:

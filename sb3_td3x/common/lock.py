@@ -33,7 +33,7 @@ class RunLock:
         if self._acquires(0) or self._acquires(0):  # the first attempt may only remove a dead process's lock
             return self
         before = _stamp(self.folder / LOCK)
-        patience, is_lease = self._patience(before)
+        patience, is_lease = self._patience()
         if self._acquires(patience):
             return self
         if is_lease and _stamp(self.folder / LOCK) == before is not None:
@@ -67,19 +67,13 @@ class RunLock:
         )
         raise CheckpointError(self.folder, problem)
 
-    def _patience(self, stamp: tuple[int, int, int] | None) -> tuple[float, bool]:
+    def _patience(self) -> tuple[float, bool]:
         """Seconds to wait for the lock, and whether that is for a sign of a holder that may be dead."""
-        if (owner := self._lease.owner) is not None:
-            if owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid, owner.start):
-                return self.patience, False
-            whose = f"process {owner.pid} on {_host(owner.hostname)}, which was writing into {self.folder}"
-            problem = f"waiting up to {int(LEASE_SECONDS)} seconds for a sign of {whose}"
-        elif stamp is not None and stamp[0] == 0:
-            # Of a process that was killed before it wrote to it; on a network folder that of a living one may look so too
-            problem = f"waiting {int(LEASE_SECONDS)} seconds for a sign of whoever left {self.folder / LOCK} empty"
-        else:
-            # It was just released, or is damaged, and filelock removes a damaged one after two seconds
-            return max(5, self.patience), False
+        owner = self._lease.owner  # None of one killed before it wrote into its lock; on a network folder also of a living one
+        if owner is not None and owner.hostname == _this_host(self.folder) and not _has_ended(owner.pid, owner.start):
+            return self.patience, False
+        whose = "whoever" if owner is None else f"process {owner.pid} on {_host(owner.hostname)}, which"
+        problem = f"waiting up to {int(LEASE_SECONDS)} seconds for a sign of {whose} was writing into {self.folder}"
         logging.getLogger(__name__).warning(problem)
         return LEASE_SECONDS + 2, True
 
@@ -115,10 +109,10 @@ def _has_ended(pid: int, start: int | None = None) -> bool:
         return Path("/proc/self").exists()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """The size of a file, and what every heartbeat of the lock's holder changes."""
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What every heartbeat of the lock's holder changes."""
     with suppress(OSError):
-        return (status := path.stat()).st_size, status.st_ino, status.st_ctime_ns
+        return (status := path.stat()).st_ino, status.st_ctime_ns
     return None
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sb3_td3x.common.random_state import generators_kept, numpy_and_python_states
 from sb3_td3x.common.signals import stop_signals
@@ -131,7 +132,7 @@ class Updater(GradientStep):
         if is_compiled:
             # A replay buffer's own batch may hold more, for example indices, which an update does not read
             batch = ReplayBufferSamples(*[getattr(batch, name, None) for name in ReplayBufferSamples._fields])  # type: ignore[arg-type]
-            self._batch = _flat(batch)
+            self._batch = [part for part in tree_leaves(batch) if part is not None]  # no discounts is None
             self._active = self._programs_for(batch, noise, settings)
         losses = super().__call__(batch, noise, settings, with_actor, number)
         self.updates_made += 1
@@ -401,17 +402,7 @@ def _constants(tensors: PolicyTensors, guards: list[Any]) -> tuple[Any, ...]:
     return *trained, *layouts, *guards
 
 
-def _flat(batch: ReplayBufferSamples) -> list[th.Tensor]:
-    """A batch's tensors in a fixed order; a Dict observation counts as its parts."""
-    parts: Any = [part.values() if isinstance(part, dict) else [part] for part in batch]
-    return [tensor for tensors in parts for tensor in tensors if tensor is not None]
-
-
 def _rebuilt(template: ReplayBufferSamples, tensors: Sequence[th.Tensor]) -> ReplayBufferSamples:
-    """The inverse of ``_flat``."""
+    """A batch of these tensors in the order of ``tree_leaves``."""
     rest = iter(tensors)
-    parts = [
-        {key: next(rest) for key in part} if isinstance(part, dict) else None if part is None else next(rest)
-        for part in template
-    ]
-    return type(template)(*parts)  # type: ignore[arg-type]  # no discounts is None
+    return tree_map(lambda part: None if part is None else next(rest), template)

@@ -259,7 +259,7 @@ def check_policy_kwargs(policy_class: type[BasePolicy], policy_kwargs: dict[str,
     known, takes_others = _parameters(policy_class)
     for name in policy_kwargs:
         if name not in known and not takes_others:
-            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(name, known)}")
+            raise ValueError(f"policy_kwargs has no {name!r}{did_you_mean(str(name), known)}")
     if issubclass(policy_class, TD3XPolicy):
         checks = {name: check for name, check in POLICY_CHECKS.items() if name in policy_kwargs}
         policy_kwargs = {**policy_kwargs, **{name: check(name, policy_kwargs[name]) for name, check in checks.items()}}

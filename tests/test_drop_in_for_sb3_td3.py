@@ -136,7 +136,7 @@ def test_policy_classes_of_sb3_become_ours(name, space, ours):
 
 
 def test_arguments_of_the_policy_that_are_no_dict_are_refused():
-    with pytest.raises(ValueError, match="policy_kwargs has no 5$"):
+    with pytest.raises(ValueError, match=r"policy_kwargs has no 5$"):
         TD3X("MlpPolicy", LineEnv(), policy_kwargs={5: 1})
     with pytest.raises(ValueError, match=r"policy_kwargs must be a dict, not \[64, 64\]"):
         model(policy_kwargs=[64, 64])

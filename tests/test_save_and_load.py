@@ -267,8 +267,9 @@ def test_files_of_earlier_versions_act_as_they_did_and_train_on(name):
 
 class TestRefused:
     def test_a_file_that_is_not_there_or_something_else(self, tmp_path):
-        with pytest.raises(FileNotFoundError):
-            TD3X.load(tmp_path / "nowhere")
+        for name in ("nowhere", "nowhere.zip"):
+            with pytest.raises(FileNotFoundError, match=f"{name}'$"):
+                TD3X.load(tmp_path / name)
         (tmp_path / "text.zip").write_text("not a zip")
         with pytest.raises(ModelFileError, match=r"text\.zip cannot be loaded: .*not a zip file"):
             TD3X.load(tmp_path / "text.zip")

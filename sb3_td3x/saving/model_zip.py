@@ -166,13 +166,12 @@ def read(path: PathOrFile) -> ModelFile:
 
 
 def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
-    """A file to read; to the name of one that is not there, or of a folder, ``suffix`` is appended, as where it is saved."""
+    """A file to read; to a name that is no file's ``suffix`` is appended, as where it is saved, if that gives a file's."""
     if not isinstance(path, (str, os.PathLike)):
         path.seek(0)
         return nullcontext(path)  # the user's to close
-    path = pathlib.Path(path)
-    suffixed = pathlib.Path(f"{path}.{suffix}")
-    path = suffixed if not path.exists() or (path.is_dir() and suffixed.is_file()) else path
+    path, suffixed = pathlib.Path(path), pathlib.Path(f"{path}.{suffix}")
+    path = suffixed if suffixed.is_file() and not path.is_file() else path
     if path.exists() and not path.is_file():  # opening or reading a pipe or a device may never end
         raise ModelFileError(f"{path} is not a file")
     return path.open("rb")

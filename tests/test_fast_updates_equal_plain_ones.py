@@ -256,6 +256,20 @@ def test_equal_for_policies_of_every_kind(kwargs):
     assert programs(compiled) == 2
 
 
+class TwoStreams(BaseFeaturesExtractor):
+    """A user's own network: a common layer, two that follow it, and one for both of them, stacked."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 8)
+        self.common, self.last = th.nn.Linear(3, 8), th.nn.Linear(4, 4)
+        self.streams = th.nn.ModuleList([th.nn.Linear(8, 4), th.nn.Linear(8, 4)])
+
+    def forward(self, observations):
+        hidden = th.nn.functional.elu(self.common(observations))
+        first, second = self.last(th.stack([th.tanh(stream(hidden)) for stream in self.streams]))
+        return th.cat([first, second], dim=1)
+
+
 def test_equal_for_dict_and_image_observations():
     space = spaces.Dict({"image": spaces.Box(0, 255, (1, 36, 36), np.uint8), "vector": spaces.Box(-10, 10, (3,))})
     plain, compiled = (
@@ -281,6 +295,15 @@ def test_equal_for_batches_of_one():
     plain, compiled = pair(policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ELU}, **EVERY_UPDATE)
     for algorithm in (plain, compiled):
         train(algorithm, [random_batch(0, batch=1)])
+    assert_equal(plain, compiled)
+
+
+def test_equal_for_streams_of_a_users_network_that_are_stacked():
+    """Of the stack, too, the compiler reused the memory while a part was still in use."""
+    policy_kwargs = {**SMALL, "features_extractor_class": TwoStreams, "optimizer_class": th.optim.SGD}
+    plain, compiled = pair(policy_kwargs=policy_kwargs, learning_rate=1.0, **EVERY_UPDATE)
+    for algorithm in (plain, compiled):
+        train(algorithm, [random_batch(0)])
     assert_equal(plain, compiled)
 
 

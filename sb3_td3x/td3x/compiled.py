@@ -42,7 +42,8 @@ _OPTIONS: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,  # debug information, not only for AOT
 }
-# For batches of one: Inductor (torch 2.13) may reuse the memory of a concatenation of which a part is still in use
+# Inductor (torch 2.13) may reuse the memory of a concatenation or a stack of which a contiguous part is still in use: in SB3's
+# networks and ours only those of a batch of one, in users' own any
 _WITHOUT_REUSE = {"inplace_buffers": False, "allow_buffer_reuse": False}
 _MAKING = threading.Lock()  # torch records one program at a time
 # Modules whose forward pass uses no numbers that an edit could change
@@ -248,7 +249,8 @@ class _Recording:
                 import torch._inductor
 
                 known_options = torch._inductor.list_options()  # an older torch lacks some
-                all_options = _OPTIONS | (_WITHOUT_REUSE if len(self.batch.rewards) == 1 else {})
+                may_reuse = len(self.batch.rewards) > 1 and not has_custom_layers
+                all_options = _OPTIONS | ({} if may_reuse else _WITHOUT_REUSE)
                 options = {name: value for name, value in all_options.items() if name in known_options}
                 program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)

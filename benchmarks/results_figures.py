@@ -73,10 +73,10 @@ def results_table(found: Runs) -> str:
 
 
 def readme_table(found: Runs) -> str:
-    """The means alone, of what is known for all tasks."""
-    methods = (DEFAULT, SB3_TD3)
-    rows = [[METHODS[method][0], *(f"{np.mean(ends(found, method, env)):.0f}" for env in ENVIRONMENTS)] for method in methods]
-    rows.append(["sb3-contrib TQC, published run", *map(str, ZOO_AGENTS["sb3-contrib TQC"])])
+    """The means alone, of the runs made here."""
+    rows = [
+        [label, *(f"{np.mean(ends(found, method, env)):.0f}" for env in ENVIRONMENTS)] for method, (label, _) in METHODS.items()
+    ]
     return table(["", *map(short, ENVIRONMENTS)], rows)
 
 
@@ -92,13 +92,16 @@ def _cell(values: Sequence[float]) -> str:
 
 def iqm_table(found: Runs) -> str:
     """Interquartile means of TD3X over environments and seeds, as multiples of others' means."""
-    here = "SB3 TD3, run here", ENVIRONMENTS, [ends(found, SB3_TD3, env) for env in ENVIRONMENTS]
+    here = [
+        (f"{METHODS[method][0]}, run here", ENVIRONMENTS, [ends(found, method, env) for env in ENVIRONMENTS])
+        for method in (SB3_TD3, SB3_TQC)
+    ]
     published = [
         (f"{label}, published runs (1 seed)", ENVIRONMENTS, [[value] for value in values])
         for label, values in ZOO_AGENTS.items()
     ]
     rows = []
-    for label, environments, others in (*published, here):
+    for label, environments, others in (*published, *here):
         mean, low, high = interquartile_mean([ends(found, DEFAULT, env) for env in environments], others)
         rows.append([label, f"{mean:.2f}", f"{low:.2f} to {high:.2f}"])
     return table(["TD3X as a multiple of", "interquartile mean", "95 % interval"], rows)

@@ -75,7 +75,8 @@ def results_table(found: Runs) -> str:
 def readme_table(found: Runs) -> str:
     """The means alone, of the runs made here."""
     rows = [
-        [label, *(f"{np.mean(ends(found, method, env)):.0f}" for env in ENVIRONMENTS)] for method, (label, _) in METHODS.items()
+        [label, *(f"{np.mean(ends(found, method, env)):.0f}" for env in ENVIRONMENTS)]
+        for method, (label, _) in METHODS.items()
     ]
     return table(["", *map(short, ENVIRONMENTS)], rows)
 

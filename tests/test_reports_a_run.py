@@ -173,7 +173,7 @@ class TestContent:
         assert "has no evaluations yet" in text
         assert "no training diagnostics" in text
         video = tmp_path / "run" / "video" / "best_model.mp4"  # with a display, enjoy alone makes none
-        assert f"There is no video yet: td3x enjoy {tmp_path / 'run'} --video {video} makes one" in text
+        assert f"There is no video yet. To make one: td3x enjoy {tmp_path / 'run'} --video {video}" in text
         assert "--resume" not in text
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

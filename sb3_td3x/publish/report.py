@@ -62,7 +62,7 @@ def render(run: RunDir) -> str:
     if not run.video.is_file():
         # Without --video it may open a window
         making = shlex.join(["td3x", "enjoy", run.path.as_posix(), "--video", run.video.as_posix()])
-        notes.append(f"There is no video yet: {making} makes one")
+        notes.append(f"There is no video yet. To make one: {making}")
     axes = [] if scores is None else ["steps", "time"] if np.isfinite(scores.seconds).any() else ["steps"]
     return environment.from_string(template).render(
         env_id=run.env_id,

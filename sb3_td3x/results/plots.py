@@ -34,7 +34,9 @@ AXES = {"steps": "environment steps", "time": "wall-clock time"}
 RESAMPLES = 1000
 LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width, and the letters next to the line
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
-SEVERAL_RUNS = "several runs: mean over seeds with its 95 % bootstrap interval (of two or three: their range)"
+SEVERAL_RUNS = (
+    "several runs: mean over seeds, up to the shortest run, with its 95 % bootstrap interval (of two or three: their range)"
+)
 
 
 def draw(scores: Sequence[Scores], out: Path, x: Sequence[str] = ("steps",)) -> None:

@@ -163,6 +163,10 @@ class TestAnEpisodeThatIsCut:
         uses = map(evaluates_on_the_training_environment, ("_on_rollout_start", "_on_step"), (10, 24))
         assert stays_in_its_episodes(algorithm.learn(80, [*uses]).replay_buffer, 39)
 
+    def test_is_waited_for_where_nothing_else_is_stored(self):
+        algorithm = model(CountingEnv(), learning_starts=0)
+        assert algorithm.learn(20, evaluates_on_the_training_environment("_on_step", 1))._n_updates == 19
+
     def test_is_one_before_a_callback_used_the_environment_as_training_was_set_up(self):
         algorithm = model(CountingEnv(), learning_starts=1000).learn(15)
         used = evaluates_on_the_training_environment("_init_callback", 15)

@@ -5,6 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.runs.environments import AFTERWARDS, EVALUATION, TRAINING, EpisodeSeeds, open_env
@@ -76,6 +77,10 @@ class TestEpisodeSeeds:
     def test_runs_environments_and_evaluations_have_starts_of_their_own(self):
         streams = [(0, TRAINING, 0), (1, TRAINING, 0), (0, TRAINING, 1), (0, EVALUATION, 0), (0, AFTERWARDS, 0)]
         assert len({start for stream in streams for start in self.starts(*stream)}) == 3 * len(streams)
+
+    def test_environments_without_numbers_of_their_own_are_refused(self):
+        with pytest.raises(ValueError, match="others for each environment"):
+            make_vec_env("Pendulum-v1", n_envs=2, wrapper_class=EpisodeSeeds)
 
     def test_what_happens_within_an_episode_does_not_move_the_next_start(self):
         env = EpisodeSeeds(LineEnv(), 0, TRAINING, 0)

@@ -77,11 +77,15 @@ class EpisodeSeeds(gym.Wrapper):
     SB3 seeds only the first reset, so that every later episode depends on all that happened before it.
 
     :param env: environment to wrap
-    :param stream: integers, such as the run's seed, training or evaluation, and the environment's number
+    :param stream: integers, such as the run's seed, training or evaluation, and the environment's number. Environments with
+        the same ones have the same episodes, whatever seed ``reset`` is given
+    :raises ValueError: without any, as from ``make_vec_env(wrapper_class=EpisodeSeeds)``
     """
 
     def __init__(self, env: gym.Env, *stream: int):
         super().__init__(env)
+        if not stream:
+            raise ValueError("EpisodeSeeds needs integers, others for each environment: without, all have the same episodes")
         self.stream = stream
         self.episode = 0
 

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,6 +39,7 @@ SB3_VALUES: dict[str, Any] = {
 
 AUTOMATIC_CLASSES = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, PrioritizedReplayBuffer)  # if the user names none
 VARIABLES = "pytorch_variables.pth"  # tensors of a subclass beside the networks, which SB3 sets in the loaded model
+LOGGED = ("ep_info_buffer", "ep_success_buffer")  # with what users' `info_keywords` name, of any type
 NOT_FOR_LOAD = {"policy", "env", "lr_schedule", "_init_setup_model"}
 """What ``load`` does not take as keywords: it has an ``env`` of its own, and ``learning_rate`` makes the schedule."""
 EXECUTION_OPTIONS = ("fused", "foreach", "capturable", "differentiable")
@@ -236,9 +238,11 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
             try:
                 value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
             except safe_pickle.NotAllowed as error:
-                if name not in changes:
+                if name not in changes and name not in LOGGED:
                     raise UntrustedModelError(name, str(error), file.name) from error
-                value = changes[name]
+                if name not in changes:
+                    warnings.warn(f"{file.name}: the log's averages begin anew, for {name} holds {error}", stacklevel=4)
+                value = changes.get(name)
         attributes[name] = value
     return attributes
 

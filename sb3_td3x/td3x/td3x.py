@@ -410,7 +410,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. Hindsight replay
         # needs an episode that has ended, and by `learning_starts` none may have
         if self._on_resume is None or self.replay_buffer.size() == 0:
-            self._may_lack_data = self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
+            is_empty = self.replay_buffer.size() == 0  # and stays so while callbacks use the training environment
+            self._may_lack_data = is_empty or self.num_timesteps > 0 or isinstance(self.replay_buffer, HerReplayBuffer)
         if self.num_timesteps >= self.learning_starts > 0 and self._lacks_data():
             lacks = "the replay buffer lacks learning_starts transitions, or for hindsight replay an ended episode"
             warnings.warn(f"no updates yet: {lacks} (load_replay_buffer loads a saved buffer)", stacklevel=5)

@@ -14,6 +14,9 @@ PRESET ?= default
 SEED ?= 0
 ARGS ?=
 
+# make speed PROCESSOR=zen5; the folder in benchmarks/results/speed/
+PROCESSOR ?= here
+
 .PHONY: help demo train test install lint format type docs dist versions bench speed soak commit-checks clean
 
 help:
@@ -75,7 +78,7 @@ versions: $(ALL)
 
 # Days on two cores: speeds and runs whose figures are not there yet; others.yml needs gymnasium[box2d,mujoco]
 bench: $(ALL)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py
 	for study in returns screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
@@ -87,9 +90,9 @@ soak: $(ALL)
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \
 		tests/test_passes_sb3s_own_tests.py tests/test_logs_what_td3_is_debugged_with.py
 
-# What benchmarks/results/speed/ lacks (without its files half an hour on a quiet machine); with SBX if it is installed (sbx-rl)
+# What the folder of this processor lacks (all of it: half an hour on a quiet machine); with SBX if it is installed (sbx-rl)
 speed: $(ALL)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
 	$(BIN)/python benchmarks/figures.py
 
 commit-checks: format lint type test docs

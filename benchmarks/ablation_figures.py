@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import yaml
-from results import TUNING_SEEDS, VALUES, Runs, last, runs, score
+from results import TUNING_SEEDS, VALUES, Runs, last, runs, score, table
 
 BENCHMARKS = Path(__file__).parent
 WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
@@ -45,15 +45,14 @@ CHANGES = (
 
 
 def ablation_table(found: Runs) -> str:
-    """What each change was worth on each task, seed by seed, as Markdown."""
-    heads = ("change", "task", "steps", "seeds", "with", "without", "difference of each seed", "now")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """What each change was worth on each task, seed by seed."""
+    rows = []
     for change in CHANGES:
         for env in sorted(env for algo, setting, env in found if (algo, setting) == ("td3x", change.setting)):
             pairs = _pairs(found["td3x", change.setting, env], found.get(("td3x", change.beside, env), []))
             if pairs:
-                lines.append(f"| {change.what} | {env.removesuffix('BulletEnv-v0')} | {_compared(pairs)} | {change.now} |")
-    return "\n".join(lines)
+                rows.append([change.what, env.removesuffix("BulletEnv-v0"), *_compared(pairs), change.now])
+    return table(["change", "task", "steps", "seeds", "with", "without", "difference of each seed", "now"], rows)
 
 
 Pair = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
@@ -66,14 +65,14 @@ def _pairs(changed: list[dict[str, np.ndarray]], beside: list[dict[str, np.ndarr
     return [(run, others[seed]) for seed, run in seeds if seed >= TUNING_SEEDS and seed in others]
 
 
-def _compared(pairs: list[Pair]) -> str:
+def _compared(pairs: list[Pair]) -> list[str]:
     """Steps, seeds, both means and the differences over the last steps that both runs of each pair have."""
     end = min(run["timesteps"].max() for pair in pairs for run in pair)
     scores = np.array([[last(_until(run, end), WINDOW) for run in pair] for pair in pairs])
     differences = ", ".join(f"{difference:+.0f}" for difference in scores[:, 0] - scores[:, 1])
     seeds = ", ".join(f"{int(run['seed'][0])}" for run, _ in pairs)
     changed, beside = scores.mean(axis=0)
-    return f"{end / 1000:.0f}k | {seeds} | {changed:.0f} | {beside:.0f} | {differences}"
+    return [f"{end / 1000:.0f}k", seeds, f"{changed:.0f}", f"{beside:.0f}", differences]
 
 
 def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
@@ -94,12 +93,10 @@ TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
 
 
 def recipe_table(found: Runs) -> str:
-    """Runs of 500,000 steps seed by seed, beside the preset's five seeds, as Markdown."""
-    lines = [f"| change | {' | '.join(TASKS)} |", "|---" * (len(TASKS) + 1) + "|"]
-    lines.append(f"| none, seeds 0 to 4 | {' | '.join(_ends(found, 'default', task) for task in TASKS)} |")
-    for setting, change in ARMS.items():
-        lines.append(f"| {change} | {' | '.join(_each_end(found, setting, task) for task in TASKS)} |")
-    return "\n".join(lines)
+    """Runs of 500,000 steps seed by seed, beside the preset's five seeds."""
+    rows = [["none, seeds 0 to 4", *(_ends(found, "default", task) for task in TASKS)]]
+    rows += [[change, *(_each_end(found, setting, task) for task in TASKS)] for setting, change in ARMS.items()]
+    return table(["change", *TASKS], rows)
 
 
 def _scores(found: Runs, setting: str, task: str) -> dict[int, float]:
@@ -118,7 +115,7 @@ def _each_end(found: Runs, setting: str, task: str) -> str:
 
 
 def effects_table(plan: str) -> str:
-    """What each factor of a plan of ``gpu_screen.py`` is worth at the end of the runs, by least squares, as Markdown."""
+    """What each factor of a plan of ``gpu_screen.py`` is worth at the end of the runs, by least squares."""
     factors = list(yaml.safe_load((BENCHMARKS / f"{plan}.yml").read_text())["factors"])
     with (BENCHMARKS / "results" / f"{plan}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -135,39 +132,35 @@ def effects_table(plan: str) -> str:
     levels = np.array([[1, *(1 if factor in setting.split(" + ") else -1 for factor in factors)] for setting in settings])
     effects, rest, _, _ = np.linalg.lstsq(levels, scores, rcond=None)
     chance = 2 * np.sqrt(rest / (len(settings) - levels.shape[1]) / len(settings))
-    lines = [f"| change | {' | '.join(TASKS)} | mean, % |", "|---" * (len(TASKS) + 2) + "|"]
-    for name, worth in zip(factors, 2 * effects[1:], strict=True):
-        lines.append(f"| {name} | {' | '.join(f'{value:+.0f}' for value in worth)} |")
-    lines.append(f"| *standard error* | {' | '.join(f'{value:.0f}' for value in chance)} |")
-    return "\n".join(lines)
+    body = [[name, *(f"{value:+.0f}" for value in worth)] for name, worth in zip(factors, 2 * effects[1:], strict=True)]
+    body.append(["*standard error*", *(f"{value:.0f}" for value in chance)])
+    return table(["change", *TASKS, "mean, %"], body)
 
 
 def screening_table(found: Runs) -> str:
-    """The short runs on tuning seeds, as Markdown."""
+    """The short runs on tuning seeds."""
     marks = (50_000, 100_000, 150_000, 200_000, 300_000)
-    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
-    lines = [f"| environment, setting, seed | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    rows = []
     for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
         for run in found["td3x", setting, env]:
             if int(run["seed"][0]) >= TUNING_SEEDS:
                 at = ["-" if (value := score(run, mark)) is None else f"{round(value)}" for mark in marks]
-                end = f"{round(last(run, 50_000))} | {round(run['mean_return'].max())}"
                 name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
-                lines.append(f"| {name} | {' | '.join(at)} | {end} |")
-    return "\n".join(lines)
+                rows.append([name, *at, f"{round(last(run, 50_000))}", f"{round(run['mean_return'].max())}"])
+    heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
+    return table(["environment, setting, seed", *heads], rows)
 
 
 def values_table() -> str:
-    """Values of the critics and discounted returns of their actor, without noise and with that of training, as Markdown."""
-    heads = ("run", "steps", "return", "value", "discounted return", "difference", "difference with noise")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """Values of the critics and discounted returns of their actor, without noise and with that of training."""
+    rows = []
     for path in sorted(VALUES.glob("*.json")):
         facts = json.loads(path.read_text())
         calm, noisy = facts["without noise"], facts["with noise of 0.1"]
         cells = [f"{calm['return']:.0f}", f"{calm['value']:.1f}", f"{calm['earned']:.1f}"]
         cells += [f"{one['value'] - one['earned']:+.1f}" for one in (calm, noisy)]
-        lines.append(f"| {path.stem.removeprefix('td3x_')} | {facts['steps']:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([path.stem.removeprefix("td3x_"), f"{facts['steps']:,}", *cells])
+    return table(["run", "steps", "return", "value", "discounted return", "difference", "difference with noise"], rows)
 
 
 def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:

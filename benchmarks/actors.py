@@ -5,13 +5,10 @@ They are the actor that learned and the best by evaluations (SB3's ``best_model.
 Usage: ``python benchmarks/actors.py runs/td3x_default_HopperBulletEnv-v0_s0 ...``
 """
 
-import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
-import torch as th
-from results import ACTORS, versions
+from results import ACTORS, write_facts
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -38,24 +35,9 @@ def returns(run: RunDir, actor: BaseAlgorithm) -> list[float]:
     return [round(one, 3) for one in each]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs of one thread each")
-    th.set_num_threads(1)
-    ACTORS.mkdir(parents=True, exist_ok=True)
-    for folder in parser.parse_args().runs:
-        run = RunDir.open(folder)
-        facts = {
-            "env": run.env_id,
-            "seed": run.arguments()["seed"],
-            "episodes_seed": SEED,
-            "returns": {name: returns(run, actor) for name, actor in actors(run)},
-            "versions": versions(),
-        }
-        path = ACTORS / f"{folder.name}.json"
-        path.write_text(json.dumps(facts, indent=1))
-        print(path)
+def facts(run: RunDir) -> dict[str, Any]:
+    return {"episodes_seed": SEED, "returns": {name: returns(run, actor) for name, actor in actors(run)}}
 
 
 if __name__ == "__main__":
-    main()
+    write_facts(__doc__, ACTORS, facts)

@@ -26,10 +26,10 @@ AGENTS = Path(__file__).parent.parent / "agents"
 SEED = 1_000
 HEAD = """# Trained agents
 
-The best actor by evaluations of one run per task: the better of two on tuning seeds (Hopper: the only one).
+The best actor by evaluations of one run per task: the better of two runs on tuning seeds (Hopper: the only run).
 `td3x enjoy agents/Walker2DBulletEnv-v0` shows one. The score is the mean return of fresh episodes without noise,
 ± the standard deviation over them. It is that of one selected actor: the
-[benchmark results](../docs/results.md) say what to expect of a run. The settings need `benchmarks/held.patch`: see
+[benchmark results](../docs/results.md) say what to expect of a run. Their rate is in `held.patch` of commit `d6ca23a`: see
 [longer runs](../docs/ablations.md#longer-runs). The models contain actors only and cannot be trained on.
 
 | task | score | episodes | setting and seed of the run | steps | SHA-256 of the model |
@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="of the evaluation")
     arguments = parser.parse_args()
     runs, readme = [RunDir.open(path) for path in arguments.runs], AGENTS / "README.md"
-    lines = {line.split()[1]: line for line in readme.read_text().removeprefix(HEAD).splitlines()}  # those of other tasks stay
+    rows = readme.read_text().rpartition("|---|\n")[2].splitlines()
+    lines = {row.split()[1]: row for row in rows}  # those of other tasks stay
     lines |= {run.env_id: write(run, AGENTS, arguments.episodes) for run in runs}
     readme.write_text(HEAD + "\n".join(line for _, line in sorted(lines.items())) + "\n")
 

@@ -14,7 +14,7 @@ import numpy as np
 import results_figures
 import speed_figures
 from PIL import Image
-from results import runs
+from results import runs, table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,57 +22,41 @@ STATIC = ROOT / "docs" / "_static"
 
 
 def checkpoints_table() -> str:
-    """Seconds and megabytes of a save, as Markdown."""
-    heads = (
-        "SB3's two saves",
-        "the same, on the disk",
-        "first save",
-        "later saves",
-        "slowest",
-        "times SB3, on the disk",
-        "resume",
-    )
-    lines = [f"| transitions | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    """Seconds and megabytes of a save."""
+    body = []
     for row in json.loads((RESULTS / "checkpoints.json").read_text())["rows"]:
-        costs = {
-            name: f"{row[name]['seconds']:.3f} s, {row[name]['bytes'] / 1e6:.1f} MB" for name in ("sb3", "first", "later")
-        }
-        durable, later = row["sb3_on_disk"]["seconds"], row["later"]["seconds"]
-        cells = (
-            f"{row['transitions']:,}",
-            costs["sb3"],
-            f"{durable:.3f} s",
-            costs["first"],
-            costs["later"],
-            f"{row['later']['slowest']:.3f} s",
-            f"{row['sb3']['seconds'] / later:.1f}, {durable / later:.1f}",
-            f"{row['resume_seconds']:.2f} s",
+        sb3, first, later = (
+            f"{row[name]['seconds']:.3f} s, {row[name]['bytes'] / 1e6:.1f} MB" for name in ("sb3", "first", "later")
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        durable, times = row["sb3_on_disk"]["seconds"], row["later"]["seconds"]
+        ratios = f"{row['sb3']['seconds'] / times:.1f}, {durable / times:.1f}"
+        costs = sb3, f"{durable:.3f} s", first, later, f"{row['later']['slowest']:.3f} s"
+        body.append([f"{row['transitions']:,}", *costs, ratios, f"{row['resume_seconds']:.2f} s"])
+    saves = "SB3's two saves", "the same, on the disk", "first save", "later saves", "slowest"
+    return table(["transitions", *saves, "times SB3, on the disk", "resume"], body)
 
 
 def study_table() -> str:
-    """What the engine of a study costs, as Markdown."""
+    """What the engine of a study costs."""
     facts = json.loads((RESULTS / "study.json").read_text())
     middle = {name: float(np.median(values)) for name, values in facts["seconds"].items()}
-    lines = [f"| {facts['runs']} runs of {facts['steps']:,} steps | seconds | runs per hour | overhead per run |"]
-    lines.append("|---" * 4 + "|")
+    body = []
     for name, seconds in middle.items():
         # On two nodes each has half of the runs
         own = middle["directly"] / (2 if name == "Ray, two nodes" else 1)
         one_after_another = facts["runs"] * own / middle["directly"]
         extra = f"{(seconds - own) / one_after_another:.2f} s, {seconds / own - 1:.1%}"
-        lines.append(f"| {name} | {seconds:.1f} | {3600 * facts['runs'] / seconds:.0f} | {extra} |")
-    lines.append(f"\nTwo nodes make {middle['Ray, one node'] / middle['Ray, two nodes']:.2f} times the runs of one.")
-    return "\n".join(lines)
+        body.append([name, f"{seconds:.1f}", f"{3600 * facts['runs'] / seconds:.0f}", extra])
+    head = [f"{facts['runs']} runs of {facts['steps']:,} steps", "seconds", "runs per hour", "overhead per run"]
+    ratio = middle["Ray, one node"] / middle["Ray, two nodes"]
+    return f"{table(head, body)}\n\nTwo nodes make {ratio:.2f} times the runs of one."
 
 
 def ray_vec_env_table() -> str:
-    """Steps per second of environments elsewhere, as Markdown: for the sleeping simulator as a share of the ideal."""
+    """Steps per second of environments elsewhere, for the sleeping simulator also as a share of the ideal."""
     rows = json.loads((RESULTS / "ray_vec_env.json").read_text())["rows"]
     names = list(max((row["contenders"] for row in rows), key=len))
-    lines = [f"| simulator, environments | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    body = []
     for row in rows:
         ideal = row["environments"] * 100 if row["simulator"].startswith("sleeps") else None
         cells = []
@@ -80,8 +64,8 @@ def ray_vec_env_table() -> str:
             rate = row["contenders"].get(name, {}).get("steps_per_second")
             share = "" if rate is None or ideal is None else f", {rate / ideal:.0%}"
             cells.append("-" if rate is None else f"{rate:,.0f}{share}")
-        lines.append(f"| {row['simulator']}, {row['environments']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        body.append([f"{row['simulator']}, {row['environments']}", *cells])
+    return table(["simulator, environments", *names], body)
 
 
 def fill(page: Path, marker: str, text: str) -> None:

@@ -1,13 +1,19 @@
 """Where raw results are kept, in which columns, what is recorded beside them, and how they are read."""
 
+import argparse
 import csv
+import json
 import platform
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch as th
 
+from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.td3x.precision import processor
 
@@ -30,6 +36,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             facts[package] = "not installed"
     return facts
+
+
+def write_facts(doc: str | None, folder: Path, facts_of: Callable[[RunDir], dict[str, Any]]) -> None:
+    """What a script does that writes facts about each of the runs that it is given, in a JSON of ``folder``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs of one thread each")
+    th.set_num_threads(1)
+    for path in parser.parse_args().runs:
+        run, out = RunDir.open(path), folder / f"{path.name}.json"
+        facts = {"env": run.env_id, "seed": run.arguments()["seed"], **facts_of(run), "versions": versions()}
+        out.write_text(json.dumps(facts, indent=1))
+        print(out)
 
 
 def read(name: str) -> dict[str, np.ndarray]:
@@ -58,3 +76,9 @@ def score(run: dict[str, np.ndarray], step: int) -> float | None:
     """The score of the evaluation at a step, ``None`` if the run is shorter."""
     at = run["mean_return"][run["timesteps"] == step]
     return float(at[0]) if len(at) else None
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *body)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])

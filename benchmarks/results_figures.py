@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score
-from speed_figures import learn_rows, table, update_rows
+from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score, table
+from speed_figures import measured, update_rows
 
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
 METHODS = {
@@ -218,7 +218,7 @@ def _draw_curve(axes: Axes, places: np.ndarray, scores: np.ndarray, label: str, 
 
 def _minutes_per_step(label: str) -> float:
     """On a quiet Zen 4 with the walker, without evaluations; for TQC its update and what SB3's TD3 takes outside of that."""
-    learn, updates = learn_rows("zen4", "recipe_env-Walker2DBulletEnv-v0"), update_rows("zen4", 256)
+    learn, updates = measured("zen4", "recipe_env-Walker2DBulletEnv-v0"), update_rows("zen4", 256)
     outside = learn["SB3 TD3"]["ms"] - updates["SB3 TD3"]["ms"]
     return (learn[label]["ms"] if label in learn else updates[label]["ms"] + outside) / 60_000
 

@@ -1,8 +1,8 @@
 """
 The figures of docs/speed.md: updates, whole ``learn`` steps and memory, each in a process of its own pinned to its cores.
 
-Usage: ``python benchmarks/speed.py [updates] [walker] [recipe] [memory] [--only TEXT]`` on a quiet machine.
-What is measured already is skipped: delete a file in ``benchmarks/results/speed/`` to measure it again.
+Usage: ``python benchmarks/speed.py FOLDER [updates] [walker] [recipe] [memory] [--only TEXT]`` on a quiet machine.
+What is in the folder (``benchmarks/results/speed/zen4``) is skipped: delete a file to measure it again.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from sb3_td3x import TD3X, presets
 from sb3_td3x.runs import bench
 from sb3_td3x.runs.environments import TRAINING, open_env
 
-RESULTS = Path(__file__).parent / "results" / "speed"
 UPDATES = [{"batch": batch, "quantiles": 25, "threads": 1} for batch in (100, 128, 256)]
 # One factor at a time
 GROWTH = [
@@ -152,11 +151,12 @@ def write(out: Path, figures: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of this processor's figures")
     parser.add_argument("kinds", nargs="*", default=list(CASES), help=", ".join(CASES))
     parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # one measurement, in this process
     args = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     if args.child:
         value, out = args.child
         measure = {"walker": walker, "recipe": recipe, "memory": memory}[args.kinds[0]]
@@ -164,7 +164,7 @@ def main() -> None:
 
     for kind in args.kinds:
         for case in CASES[kind]:
-            out = RESULTS / f"{name_of(kind, case).replace(' ', '-')}.json"
+            out = args.folder / f"{name_of(kind, case).replace(' ', '-')}.json"
             if out.exists() or args.only not in out.name:
                 continue
             print(out.stem, flush=True)
@@ -172,7 +172,7 @@ def main() -> None:
                 measure_updates(case, out)
             else:
                 value = json.dumps(next(iter(case.values())))
-                pinned([sys.executable, __file__, kind, "--child", value, str(out)], case.get("cores", 1), threads=1)
+                pinned([sys.executable, __file__, str(args.folder), kind, "--child", value, str(out)], cores=1, threads=1)
 
 
 if __name__ == "__main__":

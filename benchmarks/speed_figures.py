@@ -1,13 +1,12 @@
-"""
-The tables of docs/speed.md: of the Zen 4 from ``benchmarks/results/speed/``, of other processors from ``bench/``.
-"""
+"""The tables of docs/speed.md, from ``benchmarks/results/speed/``, which has a folder per processor."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from results import table
+
 RESULTS = Path(__file__).parent / "results" / "speed"
-BENCH = Path(__file__).parent / "results" / "bench"
 PROCESSORS = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "intel": "Xeon with AMX"}
 BATCHES = (100, 128, 256)
 COMPILED, BF16, FLOOR, TQC = "TD3X compiled", "TD3X compiled, bf16", "matrix products alone", "sb3-contrib TQC"
@@ -32,24 +31,13 @@ SIZES = {
 }
 
 
-def rows(path: Path) -> dict[str, dict]:
-    """The rows of one measurement by contender, none if it has not been made."""
-    return {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+def measured(processor: str, name: str) -> dict[str, dict]:
+    """The rows of one measurement by contender."""
+    return {row["name"]: row for row in json.loads((RESULTS / processor / f"{name}.json").read_text())["rows"]}
 
 
 def update_rows(processor: str, batch: int) -> dict[str, dict]:
-    if processor == "zen4":
-        return rows(RESULTS / f"updates_batch-{batch}_quantiles-25_threads-1.json")
-    return rows(BENCH / f"{processor}_batch-{batch}.json")
-
-
-def learn_rows(processor: str, name: str) -> dict[str, dict]:
-    return rows(RESULTS / f"{name}.json" if processor == "zen4" else BENCH / f"{processor}_{name}.json")
-
-
-def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+    return measured(processor, f"updates_batch-{batch}_quantiles-25_threads-1")
 
 
 def updates() -> str:
@@ -75,14 +63,14 @@ def walker() -> str:
     """``learn`` at equal settings."""
     body = []
     for label, name in (("TD3's critics, compiled", COMPILED), ("TD3's critics, plain", "TD3X plain")):
-        cases = [[learn_rows(which, f"walker_batch-{batch}_threads-1") for batch in (100, 256)] for which in PROCESSORS]
+        cases = [[measured(which, f"walker_batch-{batch}_threads-1") for batch in (100, 256)] for which in PROCESSORS]
         body.append([label, *(" / ".join(f"{case[name]['times_sb3']:.2f}" for case in pair) for pair in cases)])
     return table(["times SB3's rate, batch 100 / 256", *PROCESSORS.values()], body)
 
 
 def recipe() -> str:
     """The preset and SB3's TD3 with rl-zoo3's settings."""
-    cases = [learn_rows(processor, "recipe_env-Walker2DBulletEnv-v0") for processor in PROCESSORS]
+    cases = [measured(processor, "recipe_env-Walker2DBulletEnv-v0") for processor in PROCESSORS]
     body = [
         [label, *(f"{case[name]['ms']:.2f} ({case[name]['times_sb3']:.2f})" for case in cases)]
         for label, name in (("SB3 TD3, rl-zoo3's settings", "SB3 TD3"), ("TD3X, preset `default`, compiled", "TD3X"))
@@ -95,7 +83,7 @@ def growth() -> str:
     body = []
     for label, suffix in SIZES.items():
         name = f"updates_{suffix}_threads-1" if "batch" in suffix else f"updates_batch-256_threads-1_{suffix}".rstrip("_")
-        case = rows(RESULTS / f"{name}.json")
+        case = measured("zen4", name)
         cells = [f"{case[contender]['ms']:.2f}" for contender in ("SB3 TD3", COMPILED, BF16, FLOOR)]
         body.append([label, *cells, f"{case[COMPILED]['times_sb3']:.2f}"])
     return table(["ms per update, 1 thread", "SB3 TD3", COMPILED, BF16, FLOOR, "compiled, times SB3's rate"], body)
@@ -103,7 +91,7 @@ def growth() -> str:
 
 def memory() -> str:
     body = []
-    for path in sorted(RESULTS.glob("memory_*.json")):
+    for path in sorted(RESULTS.glob("zen4/memory_*.json")):
         figures = json.loads(path.read_text())
         keys = ("before_updates", "after_updates", "peak_of_compiler")
         body.append([figures["name"], *(f"{figures[key]:.0f}" if figures[key] else "-" for key in keys)])

@@ -6,14 +6,12 @@ rewards from there on. Writes one JSON per run.
 Usage: ``python benchmarks/values.py runs/td3x_default_HopperBulletEnv-v0_s0 ...``
 """
 
-import argparse
-import json
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch as th
-from results import VALUES, versions
+from results import VALUES, write_facts
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import TD3X
@@ -63,25 +61,13 @@ def compare(run: RunDir, noise: float) -> dict[str, float]:
     return {name: round(float(value), 3) for name, value in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    th.set_num_threads(1)
-    VALUES.mkdir(parents=True, exist_ok=True)
-    for folder in parser.parse_args().runs:
-        run = RunDir.open(folder)
-        facts = {
-            "env": run.env_id,
-            "seed": run.arguments()["seed"],
-            "steps": int(run.scores()[0][-1]),
-            "without noise": compare(run, 0.0),
-            "with noise of 0.1": compare(run, 0.1),
-            "versions": versions(),
-        }
-        path = VALUES / f"{folder.name}.json"
-        path.write_text(json.dumps(facts, indent=1))
-        print(path, {name: fact for name, fact in facts.items() if "noise" in name})
+def facts(run: RunDir) -> dict[str, Any]:
+    return {
+        "steps": int(run.scores()[0][-1]),
+        "without noise": compare(run, 0.0),
+        "with noise of 0.1": compare(run, 0.1),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    write_facts(__doc__, VALUES, facts)

@@ -1,7 +1,5 @@
 """A network of your own: a features extractor, different layers for actor and critics, another optimizer."""
 
-import argparse
-
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -21,8 +19,6 @@ class Angles(BaseFeaturesExtractor):
         return self.layers(observations)  # (batch, observation size) -> (batch, features_dim)
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=float, default=10_000)
 th.set_num_threads(1)  # more are much slower where others use the machine too
 network = {
     "features_extractor_class": Angles,
@@ -34,6 +30,6 @@ network = {
     "optimizer_kwargs": {"weight_decay": 1e-4},
 }
 model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs=network, seed=0)
-model.learn(parser.parse_args().steps)
+model.learn(10_000)
 model.save("pendulum_custom")
 TD3X.load("pendulum_custom", trust=True)  # a class of your own is loaded only if the file is trusted

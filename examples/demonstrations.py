@@ -1,7 +1,5 @@
 """Fill the replay buffer with demonstrations of a trained agent, and let another one learn from them before its first step."""
 
-import argparse
-
 import numpy as np
 import torch
 from stable_baselines3.common.env_util import make_vec_env
@@ -9,9 +7,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_td3x import TD3X
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=4_000, help="of each agent's training, and of the demonstrations")
-steps = parser.parse_args().steps
+steps = 4_000  # of the teacher's training, and of the demonstrations
 torch.set_num_threads(1)  # more are much slower where others use the machine too
 settings = {"learning_rate": 2e-3, "batch_size": 128, "gamma": 0.95, "tau": 0.02, "n_quantiles": 1, "action_noise": 0.3,
             "policy_kwargs": {"net_arch": [64, 64]}, "seed": 0}  # fmt: skip

@@ -1,21 +1,16 @@
 """Train on Pendulum, save, load, act: SB3's interface from beginning to end. It takes about a minute on one core."""
 
-import argparse
-
 import gymnasium as gym
 import torch
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_td3x import TD3X
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=float, default=10_000)
-steps = parser.parse_args().steps
 torch.set_num_threads(1)  # more are much slower where others use the machine too
 
 env = gym.make("Pendulum-v1")
-model = TD3X("MlpPolicy", env, learning_starts=min(1_000, steps / 2), policy_kwargs={"net_arch": [128, 128]}, seed=0)
-model.learn(steps)
+model = TD3X("MlpPolicy", env, learning_starts=1_000, policy_kwargs={"net_arch": [128, 128]}, seed=0)
+model.learn(10_000)
 model.save("pendulum")
 
 model = TD3X.load("pendulum", env=env)

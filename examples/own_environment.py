@@ -1,7 +1,5 @@
 """An environment of your own with a time limit: a cart is pushed to the middle of a track."""
 
-import argparse
-
 import gymnasium as gym
 import numpy as np
 import torch
@@ -31,13 +29,10 @@ class CartOnTrack(gym.Env):
 
 gym.register("CartOnTrack-v0", entry_point=CartOnTrack, max_episode_steps=100)
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=float, default=5_000)
-steps = parser.parse_args().steps
 torch.set_num_threads(1)  # more are much slower where others use the machine too
 env = gym.make("CartOnTrack-v0")
-model = TD3X("MlpPolicy", env, gamma=0.95, learning_starts=min(500, steps / 2), policy_kwargs={"net_arch": [64, 64]}, seed=0)
-model.learn(steps)
+model = TD3X("MlpPolicy", env, gamma=0.95, learning_starts=500, policy_kwargs={"net_arch": [64, 64]}, seed=0)
+model.learn(5_000)
 model.save("cart")
 mean, std = evaluate_policy(model, model.get_env(), n_eval_episodes=10)
 print(f"return {mean:.1f} ± {std:.1f}, at most 100")

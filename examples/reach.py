@@ -1,7 +1,5 @@
 """A robot arm reaches for a goal: Dict observations, a reward only at the goal, hindsight replay."""
 
-import argparse
-
 import gymnasium as gym
 import numpy as np
 import panda_gym  # noqa: F401  # registers the Panda environments, on PyBullet
@@ -25,16 +23,12 @@ def success_rate(model: TD3X, env: gym.Env, episodes: int) -> float:
     return float(np.mean(successes))
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=float, default=5_000)
-parser.add_argument("--episodes", type=int, default=100)
-args = parser.parse_args()
 torch.set_num_threads(1)  # more are much slower where others use the machine too
 
 env = gym.make("PandaReach-v3")
 settings = {"learning_rate": 1e-3, "gamma": 0.95, "policy_kwargs": {"net_arch": [64, 64]}}
 replay = {"n_sampled_goal": 4, "goal_selection_strategy": "future"}
 model = TD3X("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=replay, seed=0, **settings)
-model.learn(args.steps)
+model.learn(5_000)
 model.save("reach")
-print(f"{success_rate(model, env, args.episodes):.0%} of {args.episodes} episodes reach their goal")
+print(f"{success_rate(model, env, episodes=100):.0%} of 100 episodes reach their goal")

@@ -1,7 +1,5 @@
 """Four environments in processes, normalized observations, evaluation during training; model and statistics saved, loaded."""
 
-import argparse
-
 import torch
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -12,9 +10,6 @@ from sb3_td3x import TD3X, load_vecnormalize
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=float, default=10_000)
-    steps = parser.parse_args().steps
     torch.set_num_threads(1)  # more are much slower where others use the machine too
 
     env = VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0, vec_env_cls=SubprocVecEnv), norm_reward=False)
@@ -22,7 +17,7 @@ def main() -> None:
     evaluation = EvalCallback(eval_env, eval_freq=500, n_eval_episodes=5)
     # As many updates as environment steps: without -1, four environments mean a quarter of the updates
     model = TD3X("MlpPolicy", env, gradient_steps=-1, policy_kwargs={"net_arch": [128, 128]}, seed=0)
-    model.learn(steps, callback=evaluation)
+    model.learn(10_000, callback=evaluation)
     model.save("pendulum_normalized")
     env.save("pendulum_normalized_vecnormalize.pkl")
     env.close()

@@ -20,7 +20,7 @@ def prepared(tmp_path, env_id, overrides=FAST, **kwargs):
 
 
 def td3x(*arguments, **kwargs):
-    """Run the command in a process of its own, and return what it printed."""
+    """Run the command, or another program, in a process of its own, and return what it printed."""
     result = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
     out, err = result.communicate(timeout=300)
     assert result.returncode == 0, out + err

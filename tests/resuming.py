@@ -1,5 +1,6 @@
 """Runs that are saved and resumed, and what makes two of them the same."""
 
+import csv
 import os
 import random
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ import torch as th
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x.checkpoint import ResumableEnv, Store, TD3XCheckpointCallback, resume_run
 from sb3_td3x.common import lock
@@ -60,6 +62,18 @@ def scoring(folder, env=None, **kwargs):
 def saved_steps(folder):
     """The steps of the checkpoints in a folder."""
     return [saved.steps for saved in Store(folder).checkpoints()]
+
+
+def rows(path):
+    """A CSV's rows without the columns of wall-clock time, whatever the order of its columns."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    timed = {"t", "time/fps", "time/time_elapsed", "time/updates_per_second"}
+    return [{key: value for key, value in row.items() if key not in timed} for row in csv.DictReader(lines)]
+
+
+def board_steps(folder, name="rollout/ep_rew_mean"):
+    """The steps at which TensorBoard shows this value."""
+    return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars(name)]
 
 
 def poison_generators():

@@ -1,12 +1,11 @@
 """``td3x bench`` measures the same work for everyone and says what it measured."""
 
 import dataclasses
-import importlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import contenders
 import pytest
 import torch as th
 from stable_baselines3 import TD3
@@ -25,13 +24,9 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(compiled, "has_compiler", lambda: False)
 
 
-@pytest.fixture
-def contenders(monkeypatch):
-    """The script of all contenders."""
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
-    module = importlib.import_module("contenders")
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # SBX
-    return module
+@pytest.fixture(autouse=True)
+def no_sbx(monkeypatch):
+    monkeypatch.setattr(contenders, "find_spec", lambda name: None)
 
 
 def test_a_path_that_cannot_be_used_is_named_with_the_reason():
@@ -96,7 +91,7 @@ def test_quantile_critics_are_measured_with_scalar_ones():
         update()
 
 
-def test_the_eager_contender_learns(contenders):
+def test_the_eager_contender_learns():
     contender = contenders._EagerTD3(SMALL, "cpu", bench.model(TD3, SMALL).replay_buffer)
     before = [parameter.clone() for network in (contender.actor, contender.critics) for parameter in network.parameters()]
     targets = [parameter.clone() for parameter in contender.critic_targets.parameters()]
@@ -107,7 +102,7 @@ def test_the_eager_contender_learns(contenders):
     assert not all(th.equal(*pair) for pair in zip(targets, contender.critic_targets.parameters(), strict=True))
 
 
-def test_the_floor_makes_every_product_of_the_update(contenders, monkeypatch):
+def test_the_floor_makes_every_product_of_the_update(monkeypatch):
     flops = []
     for name in ("mm", "addmm"):  # the second has a bias before the two
         monkeypatch.setattr(th, name, lambda *parts, out: flops.append(parts[-2].numel() * parts[-1].shape[1]))
@@ -126,7 +121,7 @@ def test_the_floor_makes_every_product_of_the_update(contenders, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(th.backends.mkldnn, "matmul"), reason="torch 2.8 has no setting for products")
 @pytest.mark.parametrize("kernels", ["default", "onednn"])
-def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, contenders, monkeypatch):
+def test_the_floor_takes_the_kernels_of_compiled_updates(kernels, monkeypatch):
     used = []
     real = th.mm
 
@@ -148,7 +143,7 @@ def test_the_command_prints_a_table(called_and_heard):
     assert all(text in said for text in ("TD3X compiled is not measured", "SB3 TD3: ", "times SB3"))
 
 
-def test_the_script_measures_every_contender_and_writes_the_figures(contenders, tmp_path, capsys):
+def test_the_script_measures_every_contender_and_writes_the_figures(tmp_path, capsys):
     out = tmp_path / "new" / "speed.json"
     contenders.main([*OPTIONS, "--observations", "3", "--actions", "2", "--buffer", "50", "--seconds", "0", "--out", str(out)])
     figures = json.loads(out.read_text())

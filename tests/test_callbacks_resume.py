@@ -16,13 +16,12 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
 from sb3_td3x import TD3X, CheckpointError
 from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state, resume_run
 from sb3_td3x.results.run_dir import RunDir
-from tests.resuming import STEPS, OpenLineEnv, evaluating, saved_steps, scoring, seeded
+from tests.resuming import STEPS, OpenLineEnv, board_steps, evaluating, saved_steps, scoring, seeded
 from tests.tools import Calls, LineEnv, model
 
 
@@ -261,10 +260,6 @@ def test_tensorboard_drops_nothing_of_another_run_in_the_same_folder(tmp_path):
         learner.learn(80, TD3XCheckpointCallback(20, tmp_path / f"run{number}", keep_last=9), log_interval=1)
     resume_run(tmp_path / "run1", seeded(), checkpoint=40).learn(60, log_interval=1, resume=True)
     assert board_steps(tmp_path / "board" / "TD3X_2")[:4] == [20, 40, 60, 80]
-
-
-def board_steps(folder):
-    return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars("rollout/ep_rew_mean")]
 
 
 def test_callbacks_find_themselves_in_the_locals_of_every_hook():

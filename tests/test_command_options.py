@@ -110,7 +110,6 @@ class TestOptions:
         assert "no plot of the scores: pip install matplotlib\nno TensorBoard events: pip install tensorboard\n" in printed
 
     def test_weights_and_biases_gets_the_log(self, heard, monkeypatch, tmp_path):
-        pytest.importorskip("wandb", reason="wandb is not installed")
         monkeypatch.setenv("WANDB_SERVICE", "")  # wandb sets it for child processes; later tests do not inherit it
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_SILENT", "true")
@@ -123,7 +122,8 @@ class TestOptions:
         RunDir.open(tmp_path / "td3x" / "Pendulum-v1_1").require_no_links()  # so that it can be resumed
 
     def test_wandb_without_a_login_is_an_error_of_one_line(self, monkeypatch, tmp_path, refused):
-        wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+        import wandb
+
         monkeypatch.setattr(wandb, "init", Mock(side_effect=wandb.errors.UsageError("No API key configured")))
         said = "error: wandb cannot begin to log (WANDB_MODE=offline needs no connection): No API key configured\n"
         assert refused(*PENDULUM, "--track", "wandb", "--out", tmp_path).endswith(said)
@@ -131,7 +131,8 @@ class TestOptions:
         assert not list(tmp_path.rglob("lock*"))
 
     def test_wandb_whose_process_a_signal_has_ended_is_no_error(self, monkeypatch, tmp_path, called):
-        wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+        import wandb
+
         run = Mock(**{"finish.side_effect": BrokenPipeError})
         monkeypatch.setattr(wandb, "init", lambda **kwargs: run)
         code, _ = called(*PENDULUM, "--steps", 100, "--track", "wandb", "--out", tmp_path)
@@ -276,7 +277,6 @@ class TestErrors:
             assert "owned" in shown
             assert not set(shown) & {"\x1b", "\x07", "\x9b"}
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
     @pytest.mark.parametrize("name", ["evaluations.npz", "Pendulum-v1/args.yml"])
     def test_a_named_pipe_in_a_run_stops_no_command(self, name, tmp_path, refused):
         run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))

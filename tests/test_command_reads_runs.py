@@ -5,7 +5,6 @@ import sys
 from collections import OrderedDict
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from unittest.mock import Mock
 
 import gymnasium as gym
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from gymnasium import spaces
 
+import agents
 from sb3_td3x import TD3X, save_run
 from sb3_td3x.results import scores
 from sb3_td3x.results.plots import draw
@@ -154,15 +154,19 @@ class TestReading:
     def test_a_shipped_agent_plays_as_the_model_that_it_was_taken_from_and_without_trust(
         self, walker_run, tmp_path, monkeypatch
     ):
-        monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
-        import agents
-
         run = RunDir.open(walker_run[0])
-        line = agents.write(run, tmp_path, episodes=2)
+        readme = (agents.AGENTS / "README.md").read_text()
+        monkeypatch.setattr(agents, "AGENTS", tmp_path)
+        monkeypatch.setattr("sys.argv", ["agents.py", str(run.path), "--episodes", "2"])
+        (tmp_path / "README.md").write_text(readme)
+        agents.main()
+        written = (tmp_path / "README.md").read_text()
         shipped = RunDir.open(tmp_path / "Walker2DBulletEnv-v0")
         assert play.evaluate(shipped, 2, seed=5).tolist() == play.evaluate(run, 2, seed=5).tolist()
         assert shipped.best_model.stat().st_size < run.best_model.stat().st_size / 3
-        assert sha256(shipped.best_model.read_bytes()).hexdigest() in line
+        assert sha256(shipped.best_model.read_bytes()).hexdigest() in written
+        changed = [new for new, old in zip(written.splitlines(), readme.splitlines(), strict=True) if new != old]
+        assert [row.split()[1] for row in changed] == [run.env_id]  # all else stays as it is
 
     def test_plot_reads_runs_of_rl_zoo(self, walker_run, tmp_path):
         run = tmp_path / "td3" / "Walker2DBulletEnv-v0_1"

@@ -1,6 +1,5 @@
 """``td3x train`` after a kill, a Ctrl-C or the end: what ``--resume`` continues, and what it refuses."""
 
-import csv
 import errno
 import os
 import re
@@ -20,7 +19,7 @@ from sb3_td3x.errors import CheckpointError, NonFiniteError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from tests.commands import FAST, prepared, start, stop_after
-from tests.resuming import saved_steps, seeded
+from tests.resuming import board_steps, rows, saved_steps, seeded
 from tests.tools import largest_difference, model, weights
 
 STEPS = 600
@@ -48,13 +47,6 @@ def short_run(out, steps=300, **kwargs):
     return run.folder
 
 
-def rows(path):
-    """A CSV's rows without the columns of wall-clock time, whatever the order of its columns."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    timed = {"t", "time/fps", "time/time_elapsed", "time/updates_per_second"}
-    return [{key: value for key, value in row.items() if key not in timed} for row in csv.DictReader(lines)]
-
-
 def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_killed(tmp_path, called, called_and_heard):
     assert called("train", "--out", tmp_path / "whole", *SETTINGS)[0] == 0
     process = start("train", "--out", tmp_path / "killed", *SETTINGS, program=("-c", KILLED))
@@ -75,16 +67,10 @@ def test_a_killed_run_ends_with_the_weights_scores_and_logs_of_one_that_was_not_
     assert rows(whole.path / "progress.csv") == rows(killed.path / "progress.csv")
     times = [float(line.split(",")[2]) for line in (killed.path / "0.monitor.csv").read_text().splitlines()[2:]]
     assert times == sorted(times)
-    assert evaluated(whole) == evaluated(killed) == [150, 300, 450, STEPS]
+    evaluated = [board_steps(run.path, "eval/mean_reward") for run in (whole, killed)]
+    assert evaluated == [[150, 300, 450, STEPS]] * 2
     assert not (killed.path / "lock").exists()
     assert Store(killed.checkpoints).checkpoints()[-1].steps == STEPS
-
-
-def evaluated(run):
-    """The steps of the evaluations that TensorBoard shows."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(run.path)).Reload()
-    return [event.step for event in events.Scalars("eval/mean_reward")]
 
 
 def test_ctrl_c_names_the_command_that_resumes(tmp_path, monkeypatch, called_and_heard, heard):

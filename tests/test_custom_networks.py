@@ -329,13 +329,20 @@ def test_gradients_in_any_memory_order_move_their_own_weights_as_torchs_optimize
 
 
 @pytest.mark.usefixtures("recorded")
-def test_an_edited_number_of_a_layer_takes_effect_on_every_path():
-    models = pair(**with_extractor(Multiplying))
+@pytest.mark.parametrize(
+    ("extractor", "name", "values"),
+    [
+        (Multiplying, "scale", (0.5, np.float64(0.1), np.float32(0.9))),
+        (Activating, "function", (th.tanh, th.nn.functional.elu)),
+    ],
+)
+def test_an_edited_attribute_of_a_layer_takes_effect_on_every_path(extractor, name, values):
+    models = pair(**with_extractor(extractor))
     for algorithm in models:
-        for scale in (0.5, np.float64(0.1), np.float32(0.9)):
+        for value in values:
             train_on(algorithm, range(2))
             for network in (algorithm.critic, algorithm.actor):
-                network.features_extractor.scale = scale
+                setattr(network.features_extractor, name, value)
         train_on(algorithm, range(2, 4))
     assert_equal(*models, atol=1e-5)
 
@@ -351,18 +358,6 @@ def test_moments_of_another_shape_are_refused_as_by_torch():
         target.data = source.detach().clone()
     with pytest.raises(RuntimeError, match="The size of tensor"):
         train_on(algorithm, range(2, 4))
-
-
-@pytest.mark.usefixtures("recorded")
-def test_so_does_another_function():
-    models = pair(**with_extractor(Activating))
-    for algorithm in models:
-        for function in (th.tanh, th.nn.functional.elu):
-            train_on(algorithm, range(2))
-            for network in (algorithm.critic, algorithm.actor):
-                network.features_extractor.function = function
-        train_on(algorithm, range(2, 4))
-    assert_equal(*models)
 
 
 @pytest.mark.parametrize("path", ["plain", "compiled"])

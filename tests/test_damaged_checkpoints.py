@@ -19,7 +19,6 @@ from tests.tools import model
 
 SOAK = os.environ.get("TD3X_SOAK") == "1"
 DAMAGES = 500 if SOAK else 40
-NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ class TestDamaged:
         assert failed >= 4  # both manifests, and the folder
 
     @pytest.mark.timeout(60)
-    @pytest.mark.parametrize("is_pipe", [False, pytest.param(True, marks=NEEDS_PIPES)])
+    @pytest.mark.parametrize("is_pipe", [False, True])
     def test_a_missing_manifest_or_a_pipe_in_its_place_is_damage_and_is_not_waited_for(self, folder, is_pipe):
         manifest = folder / "td3x_100_steps" / "manifest.json"
         manifest.unlink()
@@ -122,7 +121,6 @@ class TestDamaged:
             resume_run(folder, seeded())
         assert resume_run(folder, seeded(), checkpoint=80).num_timesteps == 80
 
-    @NEEDS_PIPES
     @pytest.mark.timeout(60)
     def test_a_pipe_that_a_forged_manifest_does_not_list_is_not_waited_for(self, folder):
         newest = folder / "td3x_100_steps"

@@ -1,7 +1,6 @@
 """Every Python block of README and docs runs, every example and notebook runs, commands and links shown are there."""
 
 import importlib
-import os
 import re
 import runpy
 import shlex
@@ -30,7 +29,6 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 200  # blocks and examples are run with this many steps instead of those they show
 ELSEWHERE = {"walk_without_torch.py", "demo.py", "search.py", "resume.py"}  # tests of their own run them
-FEWER = {"reach.py": ["--episodes", "2"]}
 
 
 def blocks(language):
@@ -44,15 +42,15 @@ def blocks(language):
 
 def with_few_steps(code):
     """Scale ``learn(5e5, ...)`` of the shown code down to ``STEPS``, and a number of ``learning_starts`` below it."""
-    return re.sub(
-        r"(\.learn\(|learning_starts=)[\d_.e]+", lambda found: f"{found[1]}{STEPS if found[1] == '.learn(' else 100}", code
-    )
+    fewer = {".learn(": STEPS, "steps = ": STEPS, "learning_starts=": 100, "episodes=": 2}
+    return re.sub(rf"({'|'.join(map(re.escape, fewer))})[\d_.e]{{2,}}", lambda found: f"{found[1]}{fewer[found[1]]}", code)
 
 
 @pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in blocks("python")])
 def test_python_blocks(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not a cluster that another test runs
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 starves its workers where other tests run beside this one
     exec(compile(with_few_steps(code), "block", "exec"), {})  # noqa: S102
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
@@ -92,15 +90,16 @@ def example(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name not in ELSEWHERE], ids=lambda path: path.name)
-def test_examples(path, tmp_path, example):
+def test_examples(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert len(path.read_text().splitlines()) <= 50
-    example(path.name, "--steps", STEPS, *FEWER.get(path.name, []))
+    Path(path.name).write_text(with_few_steps(path.read_text()))
+    runpy.run_path(path.name, run_name="__main__")
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks" / "results").exists(), reason="results are not part of the source distribution")
-def test_the_readme_shows_the_results_of_the_raw_files(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+def test_the_readme_shows_the_results_of_the_raw_files():
     import results_figures
 
     shown = (ROOT / "README.md").read_text().partition("<!-- results table -->\n")[2].partition("\n<!-- end -->")[0]
@@ -195,10 +194,6 @@ def test_tests_named_in_the_docs_exist():
             assert (ROOT / "tests" / f"{name}.py").exists(), f"{page.name}: {name}"
 
 
-def test_the_patch_of_the_held_rate_applies():
-    subprocess.run(["git", "apply", "--check", "benchmarks/held.patch"], cwd=ROOT, check=True)
-
-
 def test_the_page_of_studies_names_every_key_of_their_file():
     page = (ROOT / "docs" / "experiments.md").read_text()
     assert [key for key in study.OPTIONS if f"`{key}`" not in page] == []
@@ -224,7 +219,6 @@ def test_no_page_shows_a_path_of_a_machine():
     assert not [page.name for page in PAGES if re.search(r"(?<![\w/.])/(home|root|work|tmp)/", page.read_text())]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="make is not expected on Windows")
 def test_make_help_lists_the_targets():
     printed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in re.search(r"^\.PHONY: help (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split():

@@ -68,13 +68,14 @@ def test_turning_the_attribute_of_a_built_model_changes_the_update_likewise(name
 
 
 @pytest.mark.parametrize("setting", [{}, {"qf_learning_rate": LinearSchedule(8e-3, 0.0, 1.0)}])
-def test_each_rate_follows_its_schedule_and_without_their_own_the_critics_have_the_actors(setting):
-    algorithm = without_output(model(learning_rate=lambda progress: progress * 1e-3, **setting))
+def test_each_rate_follows_its_schedule_and_without_their_own_the_critics_have_the_actors(setting, path):
+    algorithm = without_output(model(accelerate=path, learning_rate=lambda progress: progress * 1e-3, **setting))
     algorithm._current_progress_remaining = 0.25
     run(algorithm)
     rates = [network.optimizer.param_groups[0]["lr"] for network in (algorithm.actor, algorithm.critic)]
     assert rates == pytest.approx([2.5e-4, 2e-3 if setting else 2.5e-4])
-    assert ("train/qf_learning_rate" in algorithm.logger.name_to_value) is bool(setting)
+    logged = [algorithm.logger.name_to_value.get(f"train/{name}") for name in ("learning_rate", "qf_learning_rate")]
+    assert logged == [rates[0], rates[1] if setting else None]
 
 
 WHOLE_WITH_MINIMUM = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import onnxruntime
 import pybullet_envs_gymnasium  # noqa: F401  # registers the walker
 import pytest
 import torch as th
@@ -26,8 +27,6 @@ from sb3_td3x import TD3X, __version__
 from sb3_td3x.td3x import onnx
 from tests.commands import saved_run
 from tests.tools import LineEnv, Samples, WithoutSpec, model
-
-onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 TWO = spaces.Box(-1, 1, (2,))
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)

@@ -54,7 +54,6 @@ def test_a_name_takes_the_hyperparameters_of_its_entry():
 
 
 def test_the_entry_of_the_walker_is_what_the_benchmarks_measured():
-    pytest.importorskip("pybullet_envs_gymnasium")
     model = TD3X.from_preset("Walker2DBulletEnv-v0", **SMALL)
     entry = presets.load("default", "Walker2DBulletEnv-v0")
     assert isinstance(model.learning_rate, LinearSchedule)

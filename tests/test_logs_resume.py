@@ -1,26 +1,16 @@
 """The progress.csv of a run that is resumed: no line is lost, none is there twice, whatever has happened to it."""
 
-import csv
-
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x.checkpoint import TD3XCheckpointCallback, log_state, resume_run
-from tests.resuming import seeded
+from tests.resuming import rows, seeded
 from tests.tools import LineEnv, model
-
-TIMES = ("time/fps", "time/time_elapsed", "time/updates_per_second")
 
 
 def with_log(run, folder):
     run.set_logger(log_state.configure(folder / "progress.csv"))
     return run
-
-
-def rows(folder):
-    """The log's lines without the times."""
-    lines = csv.DictReader((folder / "progress.csv").read_text().splitlines())
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in lines]
 
 
 def test_continues_at_the_right_line_though_its_header_has_grown(tmp_path):
@@ -33,11 +23,11 @@ def test_continues_at_the_right_line_though_its_header_has_grown(tmp_path):
 
     saving = TD3XCheckpointCallback(20, tmp_path / "checkpoint", keep_last=9)
     with_log(model(seeded()), tmp_path).learn(100, [ConvertCallback(grow), saving], log_interval=1)
-    before = rows(tmp_path)
+    before = rows(tmp_path / "progress.csv")
     run = with_log(resume_run(tmp_path / "checkpoint", seeded(), checkpoint=40), tmp_path)
     run.learn(100, [ConvertCallback(grow)], log_interval=1, resume=True)
     assert "late" in before[0]
-    assert rows(tmp_path) == before
+    assert rows(tmp_path / "progress.csv") == before
 
 
 def test_is_never_emptied(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_td3x.td3x import diagnostics
 from sb3_td3x.td3x.compiled import has_compiler
@@ -146,10 +147,9 @@ class TestNumbers:
 
 class TestKeys:
     def test_are_in_csv_and_tensorboard(self, tmp_path):
-        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
         logged(tmp_path, "csv", "tensorboard")
         assert set(rows(tmp_path)[0]) >= LOGGED
-        assert set(accumulator.EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]) >= LOGGED
+        assert set(EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]) >= LOGGED
 
     @pytest.mark.parametrize(
         ("kwargs", "missing"),
@@ -244,8 +244,6 @@ run.finish()
 
 @pytest.mark.soak  # wandb takes ten seconds to read TensorBoard's files
 def test_weights_and_biases_callback_gets_the_log_without_a_network(tmp_path):
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     # In a process of its own, because wandb changes TensorBoard's classes for good. Another test's wandb service must not be
     # inherited: it would look for TensorBoard's files in its own working directory.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}

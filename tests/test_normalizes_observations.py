@@ -66,8 +66,7 @@ class TestStatistics:
             env = VecNormalize(env) if normalizes else env
             if normalizes:
                 env.obs_rms = {"vector": shifted((2,))} if space else shifted((3,))
-            kwargs = {"policy_kwargs": {**SMALL, "normalize_observations": True}, "buffer_size": 100}
-            return model(env, "MultiInputPolicy" if space else "MlpPolicy", **kwargs)
+            return model(env, "MultiInputPolicy" if space else "MlpPolicy", buffer_size=100, **NORMALIZED)
 
         def shifted(shape):
             moments = RunningMeanStd(shape=shape)

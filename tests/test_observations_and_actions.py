@@ -18,13 +18,13 @@ REFUSED = {
     "MultiDiscrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), "has more than one axis"),
     "a single number": (spaces.Box(-1, 1, ()), "has no axis or is empty"),
     "an empty Box": (spaces.Box(-1, 1, (0,)), "has no axis or is empty"),
-    "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "'b' .* has no axis or is empty"),
+    "Dict with an empty Box": (spaces.Dict({"a": VECTOR, "b": spaces.Box(-1, 1, (0,))}), "^'b' .* has no axis or is empty"),
     **{
         f"Dict with the key {key!r}": (spaces.Dict({key: VECTOR}), "not allow for a module, or would take for code")
         for key in ("a.b", "", "keys", 'a"', "a\\", "a\rb", "a\nb")
     },
     "Dict with a Discrete that starts at 2": (spaces.Dict({"a": spaces.Discrete(3, start=2)}), "does not start at 0"),
-    **{f"Dict key {key!r}": (spaces.Dict({key: VECTOR}), f"{key!r} .* has a name") for key in ("type",)},
+    "Dict with the key 'type'": (spaces.Dict({"type": VECTOR}), "^'type' .* has a name"),
 }
 
 
@@ -35,7 +35,7 @@ def policy_for(space):
 @pytest.mark.parametrize("what", REFUSED)
 def test_observations_that_networks_cannot_take_are_refused_with_the_wrapper_that_makes_them_work(what):
     space, problem = REFUSED[what]
-    with pytest.raises(ValueError, match=rf"^{problem if problem[0] == chr(39) else '.*' + problem}") as error:
+    with pytest.raises(ValueError, match=problem) as error:
         model(Samples(space), policy_for(space))
     assert "gymnasium.wrappers.FlattenObservation" in str(error.value)
     assert "\n" not in str(error.value)

@@ -9,11 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache" / "sb3"
@@ -22,28 +23,24 @@ CACHE = ROOT / ".cache" / "sb3"
 @pytest.fixture(scope="module")
 def sb3_tests():
     release = version("stable-baselines3")
-    folder, partial = CACHE / release, CACHE / f"{release}.partial"
-    if not (folder / "tests").exists():
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    folder = CACHE / release
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(CACHE / "lock"), tempfile.TemporaryDirectory(dir=CACHE) as partial:
+        if folder.exists():
+            return folder
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-        download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", str(partial)]
+        download += ["--no-binary", "stable-baselines3", f"stable-baselines3=={release}", "--dest", partial]
         try:
             subprocess.run(download, check=True)
         except subprocess.CalledProcessError:
             if os.environ.get("CI"):
                 raise
             pytest.skip("SB3's source distribution cannot be downloaded")
-        (archive,) = partial.glob("*.tar.gz")
-        with tarfile.open(archive) as sdist:
-            members = sdist.getmembers()
-            for member in members:
-                member.name = member.name.partition("/")[2]
-            # Not SB3's package beside the tests: it would be imported instead of the installed one
-            kept = [member for member in members if member.name.startswith("tests/") or member.name == "pyproject.toml"]
-            sdist.extractall(partial, members=kept, filter="data")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        (archive,) = Path(partial).glob("*.tar.gz")
+        shutil.unpack_archive(archive, partial, filter="data")
+        source = Path(partial, archive.name.removesuffix(".tar.gz"))
+        shutil.rmtree(source / "stable_baselines3")  # it would be imported instead of the installed one
+        source.rename(folder)
     return folder
 
 
@@ -58,7 +55,6 @@ def test_all_of_them_pass(sb3_tests):
 
 @pytest.mark.soak  # a minute or two of starting Ray's processes
 def test_those_of_environments_in_processes_pass_with_rays(sb3_tests):
-    pytest.importorskip("ray")
     passed, _ = outcome(sb3_tests, "tests.ray_swap", "tests/test_vec_envs.py")
     assert passed >= 15  # 2.9.2: 15 passed; test_render needs a screen
 

@@ -3,10 +3,11 @@
 import os
 import shutil
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
+from results_figures import interquartile_mean
+from scipy import stats
 
 from sb3_td3x.results import plots, scores
 from sb3_td3x.results.run_dir import SCORES, RunDir
@@ -210,11 +211,7 @@ class TestCurves:
         plots.draw(scores.read([table(tmp_path / "a.csv", env=r"$\nonsense{$")]), tmp_path / "c.svg")
 
 
-def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_of_a_bootstrap_over_both_seeds(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
-    from results_figures import interquartile_mean
-
-    stats = pytest.importorskip("scipy.stats")
+def test_the_interquartile_mean_of_the_results_is_scipys_and_its_interval_that_of_a_bootstrap_over_both_seeds():
     random = np.random.default_rng(0)
     ours, theirs = random.normal(3, size=(3, 5)), random.normal(10, size=(3, 2))
     mean, low, high = interquartile_mean(list(ours), list(theirs))

@@ -1,8 +1,6 @@
 """Rounded or fast matrix products stay inside updates, as do numbers that count as 0, and are as accurate as asked."""
 
 import contextlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from gymnasium import spaces
 
 from sb3_td3x import TD3X
 from sb3_td3x.td3x import precision
+from tests.commands import td3x
 from tests.paths import assert_equal, pair, ready
 from tests.tools import LineEnv, largest_difference, random_batch, train_each, train_on, weights
 
@@ -85,7 +84,7 @@ class TestPrecision:
             TD3X("MlpPolicy", "Pendulum-v1", learning_starts=20, policy_kwargs={"net_arch": [64, 64]}).learn(24)
             assert th.full((10**5,), 1e-39).mul(1.0).all()
         """
-        subprocess.run([sys.executable, "-c", program], check=True)
+        td3x(program=("-c", program))
 
     @has_settings
     def test_torchs_settings_are_put_back_also_after_an_error(self):

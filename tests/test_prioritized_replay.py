@@ -71,20 +71,11 @@ class TestBuffer:
         np.random.seed(1)
         batch = buffer.sample(2)
         buffer.update_priorities(th.tensor([32.0, 0.5]))
-        numbers = (batch.observations[:, 0]).numpy()
-        step, env = np.divmod(numbers, 100).__iter__()
+        step, env = np.divmod(batch.observations[:, 0].numpy(), 100)
         assert buffer.priorities[int(step[0]), int(env[0])] == pytest.approx(4.0)  # 32 to the power of 0.4
         assert (buffer.priorities != 1).sum() == 1
 
-    def test_new_transitions_have_the_largest_priority_there_is(self):
-        buffer = filled(PrioritizedReplayBuffer, 10)
-        buffer.sample(4)
-        buffer.update_priorities(th.tensor([32.0, 1.0, 1.0, 1.0]))
-        assert (buffer.priorities[10] == 1).all()
-        add_one(buffer)
-        assert buffer.priorities[10] == pytest.approx([4.0, 4.0])
-
-    def test_the_largest_priority_is_not_that_of_the_last_batch_alone(self):
+    def test_new_transitions_have_the_largest_priority_there_is_not_that_of_the_last_batch(self):
         buffer = filled(PrioritizedReplayBuffer, 10)
         for step, error in enumerate((32.0, 2.0)):
             buffer._sampled = np.array([step]), np.array([0])

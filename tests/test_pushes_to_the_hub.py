@@ -1,6 +1,5 @@
 """A pushed run has the files and the metadata of the SB3 family, and loads without trust."""
 
-import importlib
 import json
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
+import huggingface_hub
 import numpy as np
 import pytest
 import yaml
@@ -20,13 +20,11 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X, publish
+from sb3_td3x.publish import hub
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import experiment, play
 from tests.commands import saved_run
 from tests.tools import LineEnv, model
-
-huggingface_hub = pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
-hub = importlib.import_module("sb3_td3x.publish.hub")
 
 REPO = "someone/td3x-Pendulum-v1"
 COMMAND = "td3x train --env Pendulum-v1 --steps 80 --seed 3"

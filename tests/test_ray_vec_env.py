@@ -2,25 +2,22 @@
 
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import ray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from sb3_td3x import RayVecEnv, ResumableEnv, TD3XCheckpointCallback, resume_run
 from sb3_td3x.common import ray_vec_env
 from sb3_td3x.errors import EnvironmentDiedError
+from tests.commands import td3x
 from tests.resuming import OpenLineEnv
 from tests.tools import LineEnv, largest_difference, model, weights
-
-ray = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,9 +213,7 @@ assert dones.all() and all(info["environment_rebuilt"] for info in infos)
 
 @pytest.mark.soak  # Ray takes 20 s to miss a machine
 def test_environments_of_a_machine_that_is_lost_are_rebuilt_on_another():
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    result = subprocess.run([sys.executable, "-c", MACHINE_LOST], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-5000:]
+    td3x(program=("-c", MACHINE_LOST))
 
 
 def test_a_run_resumes_exactly_inside_its_episodes(actors, tmp_path):

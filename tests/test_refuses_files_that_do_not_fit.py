@@ -144,7 +144,6 @@ class TestArchives:
         with pytest.raises(ModelFileError, match=r"policy\.pth"):
             TD3X.load(io.BytesIO(packed({**members(zipped), "policy.pth": file.getvalue()})))
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
     @pytest.mark.parametrize("read", READERS)
     def test_a_pipe_or_a_folder_is_not_opened(self, read, tmp_path):
         os.mkfifo(tmp_path / "pipe")

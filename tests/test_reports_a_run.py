@@ -176,7 +176,6 @@ class TestContent:
         assert f"There is no video yet. To make one: td3x enjoy {tmp_path / 'run'} --video {video}" in text
         assert "--resume" not in text
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
     @pytest.mark.timeout(60)  # a pipe that nobody writes to blocks the process that opens it
     @pytest.mark.usefixtures("without_pictures")
     def test_pipes_in_place_of_files_are_left_out(self, copied):

@@ -6,12 +6,11 @@ import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 
+import psutil
 import pytest
 import torch as th
 from stable_baselines3.common.monitor import Monitor
@@ -22,6 +21,7 @@ from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError, NonFiniteError
 from sb3_td3x.results.run_dir import RunDir
 from tests import killable
+from tests.commands import td3x
 from tests.resuming import assert_same_run, seeded
 from tests.tools import Calls, Spoilt, model, weights, without_observation
 
@@ -202,8 +202,7 @@ for process in env.processes:
     os.kill(process.pid, signal.SIGTERM), os.kill(process.pid, signal.SIGHUP)
 print(env.reset().shape, [process.is_alive() for process in env.processes])
 """
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-        assert ended.stdout == "(2, 3) [True, True]\n"
+        assert td3x(program=("-c", code)) == "(2, 3) [True, True]\n"
 
 
 class TestLongRuns:
@@ -212,7 +211,6 @@ class TestLongRuns:
     @pytest.mark.timeout(7200 if SOAK else 300)
     def test_memory_stays_flat(self, tmp_path, processes):
         """Updates, episodes (one per 100 updates) and saves: the last quarter takes at most 1 % more than the second."""
-        pytest.importorskip("psutil")
         with ProcessPoolExecutor(1, processes) as alone:  # beside the threads of other tests
             updates, episodes, used = alone.submit(memory_of_a_run, self.UPDATES, tmp_path).result()
         assert updates > 0.99 * self.UPDATES
@@ -225,8 +223,6 @@ class TestLongRuns:
 
 def memory_of_a_run(steps, folder):
     """The updates and the episodes that it has made, and the bytes that its process took after every 200 steps."""
-    import psutil
-
     th.set_num_threads(1)
     small = {"buffer_size": 5_000, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}, "accelerate": "plain"}
     used = []

@@ -11,7 +11,7 @@ from tests.paths import ready
 from tests.reference.prioritized_by_the_paper import PaperLAPTD3
 from tests.reference.quantiles_by_the_paper import PaperQuantileTD3
 from tests.reference.td3_by_the_paper import PaperTD3
-from tests.tools import feed, random_batch
+from tests.tools import feed, model, random_batch, train_on, weights, without_output
 
 UPDATES = 20
 SETTINGS = {"gamma": 0.97, "tau": 0.02, "policy_delay": 2, "target_policy_noise": 0.3, "target_noise_clip": 0.4}
@@ -107,3 +107,15 @@ def test_parameters_targets_and_losses_equal_the_reference(dtype, tolerance, n_c
     if "max_grad_norm" in extras:
         assert min(reference.norms) < extras["max_grad_norm"] < max(reference.norms)
     assert accelerate == "plain" or algorithm._get_updater().programs_made == 2
+
+
+def test_a_frozen_layer_is_not_part_of_the_norm_that_is_bounded():
+    kwargs = {"net_arch": [16, 12], "optimizer_class": th.optim.SGD}
+    algorithm = without_output(model(learning_rate=1.0, max_grad_norm=0.01, policy_kwargs=kwargs))
+    for layer in algorithm.critic.q_networks[0]:
+        layer.requires_grad_(False)
+    before = weights(algorithm)
+    train_on(algorithm, [0])
+    moved = {name: value - before[name] for name, value in weights(algorithm).items() if name.startswith("critic.")}
+    assert not any(difference.any() for name, difference in moved.items() if name.startswith("critic.qf0"))
+    assert th.cat([difference.flatten() for difference in moved.values()]).norm() == pytest.approx(0.01, rel=1e-3)

@@ -1,7 +1,6 @@
 """rl-zoo3's scripts take TD3X for one of their algorithms, and its plots read our runs."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 from sb3_td3x import TD3X, cli
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.zoo import hyperparams, main, with_our_preset
+from tests import commands
 
 ROOT = Path(__file__).parent.parent
 SCHEDULE = "learning_rate:'lin_1e-3'"
@@ -26,9 +26,7 @@ SEARCH = ["--storage", "study.log", "--study-name", "line"]
 
 
 def start(folder, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.Popen(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return commands.start(*arguments, program=["-m"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finished(process):
@@ -75,7 +73,7 @@ def session(folder, trained, searched):
     quiet, plotted = ["--no-render", "-n", "400"], ["-a", "td3x", "-e", "HopperBulletEnv-v0"]
     last = str(searched[0].trials[-1].number)
     line = ["--algo", "td3x", "--env", "Line-v0", "--gym-packages", "tests.zoo_session"]
-    commands = {
+    calls = {
         "presets": ["presets_agree"],
         "samples": ["samples_are_accepted"],
         "enjoy": ["enjoy", *HOPPER, "-f", "logs", *quiet, "--load-best"],
@@ -91,11 +89,11 @@ def session(folder, trained, searched):
         shutil.copytree(folder / logs / "td3x/HopperBulletEnv-v0_1", folder / f"both/td3x/HopperBulletEnv-v0_{number}")
     (folder / "session").mkdir()
     file = folder / "session" / "commands.json"
-    file.write_text(json.dumps(list(commands.values())))
+    file.write_text(json.dumps(list(calls.values())))
     finished(start(folder, "tests.zoo_session", str(file)))
     failed = json.loads(file.read_text())
-    printed = {name: file.with_name(f"{number}.txt").read_text() for number, name in enumerate(commands)}
-    return printed, {name for number, name in enumerate(commands) if number in failed}
+    printed = {name: file.with_name(f"{number}.txt").read_text() for number, name in enumerate(calls)}
+    return printed, {name for number, name in enumerate(calls) if number in failed}
 
 
 def of(session, name):
@@ -193,18 +191,12 @@ def points(printed):
 
 
 class TestLauncher:
-    @staticmethod
-    def refused(monkeypatch, capsys, *arguments):
-        monkeypatch.setattr(sys, "argv", ["zoo", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, "".join(capsys.readouterr())
-
     def test_without_rl_zoo_it_says_what_to_install(self, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "rl_zoo3", None)
-        code, printed = self.refused(monkeypatch, capsys, "train")
-        assert code == 2
-        assert "pip install 'rl_zoo3[plots]' requests moviepy" in printed
+        monkeypatch.setattr(sys, "argv", ["zoo", "train"])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert "pip install 'rl_zoo3[plots]' requests moviepy" in capsys.readouterr().err
 
     def test_an_unknown_option_is_rl_zoos_to_refuse(self, session):
         assert "unknown option" in session[1]

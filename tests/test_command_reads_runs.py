@@ -247,7 +247,7 @@ class TestUntrustedRuns:
         assert "leads out of the run's folder" in refused("enjoy", run.path)
         assert not list((tmp_path / "elsewhere").iterdir())
 
-    def test_that_module_is_imported_when_told(self, tmp_path, monkeypatch):
+    def test_a_module_of_the_runs_is_imported_when_told(self, tmp_path, monkeypatch):
         run = self.of_a_module(tmp_path, monkeypatch)
         assert len(play.evaluate(run, 1, seed=0, device="cpu", trust=True)) == 1
         assert sys.modules.pop("their_module")

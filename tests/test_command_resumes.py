@@ -284,7 +284,7 @@ class TestRefused:
         experiment.resume(finished, 400).resources.close()
         started.assert_called_once_with(os.cpu_count())
 
-    def test_but_another_number_of_threads_is_a_warning(self, finished):
+    def test_another_number_of_threads_is_a_warning(self, finished):
         finished.write_settings(finished.config(), {**finished.arguments(), "num_threads": 2})
         try:
             with pytest.warns(UserWarning, match="rounding or random numbers .torch threads was 1, is 2"):

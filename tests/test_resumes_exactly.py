@@ -473,7 +473,7 @@ class TestSaysWhatIsNotExact:
             resumed.learn(60, resume=True)
 
     @pytest.mark.parametrize("vec", [partial(SubprocVecEnv, start_method="fork"), DummyVecEnv])
-    def test_one_whose_episodes_differ_only_later_is_too(self, tmp_path, vec):
+    def test_an_environment_whose_episodes_differ_only_later_is_found_out(self, tmp_path, vec):
         """Its episodes begin alike; in a process it cannot be reached without ``ResumableEnv``, here its seeds are missing."""
 
         class Alike(LineEnv):

@@ -41,7 +41,7 @@ class TestWorkers:
     def test_a_lost_process_of_a_run_or_its_environment_is_replaced_and_the_run_resumed_exactly(self, whole, tmp_path):
         self.check(whole, tmp_path, runners.local(2))
 
-    def test_so_is_that_of_a_ray_worker_and_two_nodes_give_the_scores_of_one_machine(self, whole, tmp_path):
+    def test_a_lost_ray_worker_is_replaced_and_two_nodes_give_the_scores_of_one_machine(self, whole, tmp_path):
         with nodes(1, 1) as (cluster, _):
             self.check(whole, tmp_path, runners.on_ray(cluster.address))
 

@@ -273,7 +273,7 @@ class _Restoration:
         if not at_start.all():
             if model.action_noise is not None:
                 model.action_noise.reset()
-            return [*problems, "the current episodes, which end here"]
+            return [*problems, "the current episodes, which are cut here"]
         drawn = [inner["random"] for inner in env_state.get(env)["envs"] or ()]
         as_saved = [inner["random"] for inner in saved["envs"] or ()]
         if not (restored and _equal(first, self.last_obs) and all(map(_equal, drawn, as_saved))):

@@ -41,7 +41,7 @@ def blocks(language):
 
 
 def with_few_steps(code):
-    """Scale ``learn(5e5, ...)`` of the shown code down to ``STEPS``, and a number of ``learning_starts`` below it."""
+    """Replace the numbers of steps in the shown code by ``STEPS``, those of random steps and of episodes by less."""
     fewer = {".learn(": STEPS, "steps = ": STEPS, "learning_starts=": 100, "episodes=": 2}
     return re.sub(rf"({'|'.join(map(re.escape, fewer))})[\d_.e]{{2,}}", lambda found: f"{found[1]}{fewer[found[1]]}", code)
 

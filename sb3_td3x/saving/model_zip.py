@@ -238,11 +238,13 @@ def _checked(file: ModelFile, cls: type, custom_objects: dict[str, Any], changes
             try:
                 value = safe_pickle.loads(base64.b64decode(value[":serialized:"], validate=True))
             except safe_pickle.NotAllowed as error:
-                if name not in changes and name not in LOGGED:
-                    raise UntrustedModelError(name, str(error), file.name) from error
-                if name not in changes:
+                if name in changes:
+                    value = changes[name]
+                elif name in LOGGED:
+                    value = None
                     warnings.warn(f"{file.name}: the log's averages begin anew, for {name} holds {error}", stacklevel=4)
-                value = changes.get(name)
+                else:
+                    raise UntrustedModelError(name, str(error), file.name) from error
         attributes[name] = value
     return attributes
 

@@ -190,9 +190,17 @@ class TestEndlessEnvironments:
 
 
 class TestEnvironmentNames:
-    @pytest.mark.parametrize(("name", "near"), [("Pendulm-v1", "`Pendulum`"), ("Pendulum-v9", "`v1`")])
-    def test_that_are_unknown_are_refused_in_gymnasiums_words(self, name, near):
-        with pytest.raises(ValueError, match=f"there is no environment '{name}': .*{near}.* is my_module:{name}"):
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("Pendulm-v1", "did you mean Pendulum-v1 or .*`Pendulum`"),
+            ("Pendulum-v9", "did you mean Pendulum-v1 or .*`v1`"),
+            ("CarRacing", r"did you mean CarRacing-v3\?"),
+            ("Nonsense-v0", "one that a module of your own registers is my_module:Nonsense-v0"),
+        ],
+    )
+    def test_that_are_unknown_are_refused_with_the_nearest_known_ones(self, name, hint):
+        with pytest.raises(ValueError, match=f"there is no environment '{name}': {hint}"):
             environments.require_registered(name)
 
     def test_of_tasks_that_were_removed_are_an_error_of_the_user(self):

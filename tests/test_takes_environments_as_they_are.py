@@ -99,7 +99,8 @@ def test_an_innermost_environment_may_be_anything():
             return super().step(action)
 
     env = DummyVecEnv([lambda: Monitor(Around())])
-    buffer = model(env).learn(40, at(30, lambda _: env.envs[0].env.reset())).replay_buffer
+    with pytest.warns(UserWarning, match="used the training environments inside a step, which is not learned from"):
+        buffer = model(env).learn(40, at(30, lambda _: env.envs[0].env.reset())).replay_buffer
     assert Simulator.resets >= 3
     assert buffer.size() == 39  # the step during which it was used is not stored
 

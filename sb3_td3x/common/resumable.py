@@ -143,6 +143,8 @@ class Resumable(OffPolicyAlgorithm):
         self._last_obs, self._last_episode_starts = copy.deepcopy(new_obs), np.array(dones)
         self._is_stored = True
         if is_used_by_others:
+            problem = "a callback used the training environments inside a step, which is not learned from"
+            warnings.warn(f"{problem}; new episodes begin: give it environments that only it uses", stacklevel=2)
             self._begin_new_episodes()
 
     def _is_env_used_by_others(self) -> bool:

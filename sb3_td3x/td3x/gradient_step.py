@@ -80,15 +80,6 @@ def trainable(network: BaseModel) -> list[nn.Parameter]:
     return [parameter for group in network.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def clip_gradients(gradients: list[th.Tensor], max_norm: float | None) -> list[th.Tensor]:
-    """Scale gradients down to this common 2-norm where theirs is larger, as torch's ``clip_grad_norm_`` does."""
-    if max_norm is None:
-        return gradients
-    norm = th.linalg.vector_norm(th.stack([th.linalg.vector_norm(gradient) for gradient in gradients]))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return [gradient * scale for gradient in gradients]
-
-
 class PolicyTensors:
     """The tensors of a policy, looked up once: checking that they are still the same takes a tenth of the time."""
 
@@ -180,7 +171,9 @@ class GradientStep:
         # A sum is the cheapest operation that keeps every NaN and infinity
         if not th.isfinite(th.stack([loss, *[gradient.sum() for gradient in reached.values()]]).sum()):
             raise NonFiniteError(f"{name} loss or its gradient", f"update {number}")
-        reached = dict(zip(reached, clip_gradients([*reached.values()], max_norm), strict=True))
+        if max_norm is not None:  # as torch's `clip_grad_norm_`, which takes them from `parameter.grad`
+            scale = (max_norm / (nn.utils.get_total_norm(reached.values()) + 1e-6)).clamp(max=1.0)
+            reached = {parameter: gradient * scale for parameter, gradient in reached.items()}
         if _fused_step(optimizer, reached):
             return
         optimizer.zero_grad()

@@ -279,8 +279,7 @@ def _fused_step(optimizer: th.optim.Optimizer, gradients: Mapping[nn.Parameter, 
         averages = [[state[name] for state in states] for name in names]
         steps = [state["step"] for state in states]
         th._foreach_add_(steps, 1)
-        is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is th.optim.AdamW)
-        (th._fused_adamw_ if is_decoupled else th._fused_adam_)(  # type: ignore[call-overload]
+        (th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_)(  # type: ignore[call-overload]
             parameters, [gradients[parameter] for parameter in parameters],
             *averages, *([] if group["amsgrad"] else [[]]), steps,
             lr=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),

@@ -394,8 +394,7 @@ def is_known(cls: type) -> bool:
 @cache
 def _names() -> dict[tuple[str, str], Any]:
     """Everything that a pickle may name, and what it gets for it. A class is named by the module that defines it."""
-    offered = [(module, name) for module, names in CLASSES.items() for name in names]
-    classes = [getattr(import_module(module), name, None) for module, name in offered]  # an older torch may lack a layer
+    classes = [getattr(import_module(module), name) for module, names in CLASSES.items() for name in names]
     classes += [*_created(), *BIT_GENERATORS.values(), BasePolicy]
     return {
         **_FUNCTIONS,
@@ -403,7 +402,7 @@ def _names() -> dict[tuple[str, str], Any]:
         **{("torch", name): dtype for name, dtype in _STORAGES.items()},
         **{("numpy", name): np.dtype(name.rstrip("_")).type for name in _NUMPY_NAMES},  # numpy 1 has no np.bool
         **{(module, "SeedSequence"): object for module in _SEEDS},
-        **{(cls.__module__, cls.__qualname__): cls for cls in classes if cls is not None},
+        **{(cls.__module__, cls.__qualname__): cls for cls in classes},
     }
 
 

@@ -110,7 +110,7 @@ class TestAlgorithm:
         algorithm.learn(40)
         algorithm.replay_buffer.rewards *= 10
         before, state = copy.deepcopy(algorithm.policy), np.random.get_state()
-        batch = sample(algorithm.replay_buffer, 8, None)
+        batch = sample(algorithm.replay_buffer, 8, None, "update 1")
         place = algorithm.replay_buffer._sampled
         np.random.set_state(state)
         algorithm.train(1, 8)

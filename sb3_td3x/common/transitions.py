@@ -15,9 +15,7 @@ from sb3_td3x.errors import NonFiniteError
 MAX_REWARD = 1e15  # values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32
 
 
-def sample(
-    buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str = "sampling"
-) -> ReplayBufferSamples:
+def sample(buffer: ReplayBuffer, batch_size: int, normalization: VecNormalize | None, when: str) -> ReplayBufferSamples:
     """``buffer.sample`` with a check of the rewards of hindsight goals, which are computed only now."""
     batch = buffer.sample(batch_size, env=normalization)
     if isinstance(buffer, HerReplayBuffer):

@@ -403,8 +403,6 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if (reset_num_timesteps and self._on_resume is None) or self.num_timesteps == 0:  # resumed: `Resumable` refuses it
             request, self._learning_starts_from = self._learning_starts_request, 0
             self.__dict__["learning_starts"] = exploration.resolve_learning_starts(request, total_timesteps)
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         self._statistics = transitions.kept_statistics(normalization)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         # A model loaded without its buffer is past `learning_starts`, and SB3 would train on one transition. Hindsight replay
@@ -443,7 +441,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
         if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env  # also before `learn` has begun
+            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
         updater, losses = self._get_updater(), []
         updater.prepare(self._updates_since_load)
         try:

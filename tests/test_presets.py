@@ -62,6 +62,7 @@ class TestFile:
             ("default: {batchsize: 128}", "there is no setting 'batchsize': did you mean batch_size"),
             ("default: {env_kwargs: {g: 9}}", "no setting 'env_kwargs': it is the option --env-kwargs of td3x train"),
             ("default: {gamma: 0.9", "mine.yml cannot be read"),
+            ("default: {gamma: !!bool x}", "mine.yml cannot be read"),
             ("!!python/object/apply:os.getcwd []", "mine.yml cannot be read"),
             (None, "mine.yml cannot be read"),
         ],
@@ -222,6 +223,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
+        ("tau=!!timestamp x", "'!!timestamp x' cannot be read as YAML"),
     ],
 )
 def test_an_assignment_that_cannot_be_is_refused(assignment, message):

@@ -81,7 +81,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"there is no preset {name!r}: choose from {', '.join(names())}, or name a .yml file")
     try:
         content = from_yaml(Path(name).read_bytes())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"the preset {name} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"the preset {name} must map environments (or default) to their settings")
@@ -281,15 +281,18 @@ for _either in (_Loader, _Dumper):
 
 
 def from_yaml(content: str | bytes) -> Any:
-    """The content of a YAML file; ``yaml.YAMLError`` or ``ValueError`` if it is none."""
-    return _Loader(content).get_single_data()
+    """The content of a YAML file; ``ValueError`` if it is none."""
+    try:
+        return _Loader(content).get_single_data()
+    except Exception as error:  # PyYAML lets through whatever Python raises for values such as !!bool x and !!timestamp x
+        raise ValueError(str(error)) from error
 
 
 def parse(text: str) -> Any:
     """A value that a user wrote as YAML; ``ValueError`` if it is none."""
     try:
         return from_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that do not exist
+    except ValueError as error:
         raise ValueError(f"{text!r} cannot be read as YAML: {error}") from error
 
 

@@ -13,8 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sb3_td3x import presets
 from sb3_td3x.checkpoint import Store
 from sb3_td3x.common import files
@@ -70,7 +68,7 @@ def read(path: Path, options: Collection[str] = OPTIONS, algorithms: Sequence[st
                 if (name := run.name.casefold()) in runs:  # some file systems see no difference
                     raise ValueError(f"two runs are named {run.name}")
                 runs[name] = run
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     return list(runs.values())
 

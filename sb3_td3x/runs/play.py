@@ -13,7 +13,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.common import files
-from sb3_td3x.errors import CheckpointError, ModelFileError
+from sb3_td3x.errors import ModelFileError
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import score_text
 from sb3_td3x.runs.environments import AFTERWARDS, is_bullet, open_env, require_registered
@@ -73,7 +73,7 @@ def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000
             model = load_model(folder, env, "cpu", trust)
             with files.replacing(out) as partial:
                 return _write_video(model, env, partial, max_steps)
-    except (ModelFileError, CheckpointError):
+    except ModelFileError:
         raise
     except Exception as error:  # whatever the drawing of an environment raises
         raise ValueError(f"no video can be made of {folder.env_id}: {error}") from error

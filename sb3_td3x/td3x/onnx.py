@@ -123,17 +123,17 @@ def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spac
     return wrappers, env.observation_space
 
 
-def _batch(space: spaces.Space, size: int = 3) -> dict[str, np.ndarray]:
-    """Example observations by the names of the graph's inputs, to record and to test it with."""
+def _batch(space: spaces.Space) -> dict[str, np.ndarray]:
+    """Three example observations by the names of the graph's inputs, to record and to test it with."""
     random = np.random.default_rng(0)
     batch = {}
     for name, member in (space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}).items():
         if isinstance(member, spaces.Box) and np.issubdtype(member.dtype, np.floating):
-            batch[name] = random.normal(size=(size, *member.shape)).clip(member.low, member.high).astype(member.dtype)
+            batch[name] = random.normal(size=(3, *member.shape)).clip(member.low, member.high).astype(member.dtype)
         else:
             member = copy.deepcopy(member)  # sampling must not advance the generator of the user's space
             member.seed(0)
-            batch[name] = np.stack([member.sample() for _ in range(size)])
+            batch[name] = np.stack([member.sample() for _ in range(3)])
     return batch
 
 

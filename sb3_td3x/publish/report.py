@@ -19,7 +19,7 @@ from sb3_td3x.checkpoint.store import Checkpoint
 from sb3_td3x.common import files
 from sb3_td3x.results.plots import AXES, chart, run_curve
 from sb3_td3x.results.run_dir import ALGORITHM, RunDir
-from sb3_td3x.results.scores import Scores, csv_lines, of_run, score_text
+from sb3_td3x.results.scores import Scores, csv_lines, label_of, of_run, score_text
 
 STEPS = "time/total_timesteps"
 CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -66,7 +66,7 @@ def render(run: RunDir) -> str:
     axes = [] if scores is None else ["steps", "time"] if np.isfinite(scores.seconds).any() else ["steps"]
     return environment.from_string(template).render(
         env_id=run.env_id,
-        setting=f"{str(arguments.get('algo', '')).upper()} {arguments.get('setting') or ''}".strip(),
+        setting=label_of(arguments.get("algo"), arguments.get("setting")),
         preset=arguments.get("preset"),
         is_changed=bool(arguments.get("overrides")),
         seed=arguments.get("seed"),

@@ -93,7 +93,7 @@ def of_run(run: RunDir) -> Scores:
     seconds = {row["timesteps"]: row["wall_seconds"] for row in _rows(table, SCORE_COLUMNS)} if table.exists() else {}
     seed = arguments.get("seed")
     return Scores(
-        label=_label(arguments.get("algo"), arguments.get("setting") or arguments.get("preset")),  # rl-zoo3's runs have none
+        label=label_of(arguments.get("algo"), arguments.get("setting") or arguments.get("preset")),  # rl-zoo3's runs have none
         env_id=run.env_id,
         seed=seed if isinstance(seed, int) else None,
         source=run.path,
@@ -104,7 +104,7 @@ def of_run(run: RunDir) -> Scores:
     )
 
 
-def _label(algo: Any, setting: Any) -> str:
+def label_of(algo: Any, setting: Any) -> str:
     return f"{str(algo or '').upper()} {setting or ''}".strip()
 
 
@@ -119,7 +119,7 @@ def of_table(path: Path) -> list[Scores]:
         if len({steps for steps, *_ in values}) < len(values):
             raise ValueError(f"{path} holds more than one run of {', '.join(map(str, run))}")
     return [
-        Scores(_label(algo, setting), env_id, seed, path, *np.array(sorted(values, key=lambda row: row[0])).T)
+        Scores(label_of(algo, setting), env_id, seed, path, *np.array(sorted(values, key=lambda row: row[0])).T)
         for (algo, setting, env_id, seed), values in runs.items()
     ]
 

@@ -22,7 +22,7 @@ class RunLock:
     known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
     to refresh its lock.
 
-    :param patience: seconds to wait before that for a living holder, which may be about to leave
+    :param patience: seconds to wait for a living holder, which may be about to leave, before ``RunLockedError``
     """
 
     def __init__(self, folder: Path, patience: float = 0):

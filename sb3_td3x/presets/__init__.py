@@ -228,15 +228,15 @@ def check_normalize(setting: Any) -> None:
             check_value(f"normalize.{name}", value)
 
 
-def normalize(env: "VecEnv", setting: bool | dict[str, Any] | None, gamma: float, training: bool = True) -> "VecEnv":
-    """Wrap environments in ``VecNormalize`` as rl-zoo3's key says; with ``training`` the statistics follow the data."""
-    check_normalize(setting)
+def normalize(env: "VecEnv", entry: Mapping[str, Any], training: bool = True) -> "VecEnv":
+    """Wrap environments in ``VecNormalize`` as an entry says; with ``training`` the statistics follow the data."""
+    check_normalize(setting := entry.get("normalize"))
     if not setting:
         return env
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.vec_env import VecNormalize
 
-    arguments = {"gamma": gamma, **(setting if isinstance(setting, dict) else {})}
+    arguments = {"gamma": entry.get("gamma", 0.99), **(setting if isinstance(setting, dict) else {})}
     if not training:
         arguments["norm_reward"] = False  # evaluations report the environment's own rewards
     # Otherwise SB3 transposes images outside of VecNormalize, and stores them as they were before (its issue #819)
@@ -250,7 +250,7 @@ def make_env(env_id: str, entry: Mapping[str, Any]) -> "VecEnv":
 
     wrapper = partial(wrap, wrapper=entry.get("env_wrapper"))
     env = make_vec_env(env_id, validation.check_int("n_envs", entry.get("n_envs", 1), minimum=1), wrapper_class=wrapper)
-    return normalize(env, entry.get("normalize"), entry.get("gamma", 0.99))
+    return normalize(env, entry)
 
 
 def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> "VecEnv":

@@ -155,7 +155,7 @@ def open_env(
     except (EOFError, ConnectionError) as error:
         advice = "its own error is above; if there is none, memory may have run out, and a smaller --n-envs helps"
         raise ValueError(f"one of the {n_envs} processes of {env_id} ended while it started: {advice}") from error
-    return presets.normalize(env, entry.get("normalize"), entry.get("gamma", 0.99), training=stream == TRAINING)
+    return presets.normalize(env, entry, training=stream == TRAINING)
 
 
 def _kill_workers() -> None:

@@ -91,9 +91,7 @@ def load(
         else:
             saved, tensors = _checked(file, cls, custom_objects, changes), file.tensors()
     if env is not None:
-        # Here, because what the environment raises is no error of the file, which may hold anything for `verbose`
-        verbose = saved["verbose"] if isinstance(saved.get("verbose"), int) else 0
-        env = cls._wrap_env(env, verbose)  # type: ignore[attr-defined]
+        env = cls._wrap_env(env)  # type: ignore[attr-defined]  # here, because what it raises is no error of the file
     with explained_errors(file.name), th.random.fork_rng(devices=[]):
         if env is None and saved.get("n_envs", 1) > 100_000:  # each gets a copy of the noise
             raise ValueError(f"{saved['n_envs']} are more environments than any model has")

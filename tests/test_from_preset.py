@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
+import pybullet_envs_gymnasium  # noqa: F401  # registers the walker
 import pytest
 from gymnasium import spaces, wrappers
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise

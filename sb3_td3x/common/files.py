@@ -14,8 +14,6 @@ import numpy as np
 
 from sb3_td3x.errors import CheckpointError, ModelFileError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The disk or the user's quota is full."""
 MAX_RATIO = 20  # how many times its own size the members of a zip file may declare to have
 
 
@@ -129,11 +127,11 @@ def link_out_of(folder: Path) -> Path | None:
 
 @contextmanager
 def explained(path: Path, only_full: bool = False) -> Iterator[None]:
-    """Turn errors of the operating system, or only that of a full disk, into a ``CheckpointError`` that names ``path``."""
+    """Turn errors of the operating system, or only of a full disk or quota, into a ``CheckpointError`` that names ``path``."""
     try:
         yield
     except OSError as error:
         # A ConnectionError comes from the pipe to an environment's process
-        if isinstance(error, ConnectionError) or (only_full and error.errno not in FULL):
+        if isinstance(error, ConnectionError) or (only_full and error.errno not in (errno.ENOSPC, errno.EDQUOT)):
             raise
         raise CheckpointError(path, f"cannot be read or written: {error.strerror or error}") from error

@@ -80,7 +80,7 @@ class Resumable(OffPolicyAlgorithm):
 
     _on_resume: Callable[[BaseCallback], None] | None = None  # restores everything around the model
     _is_stored = True  # whether the last environment step is in the replay buffer
-    _is_watched: bool | None = False  # in `collect_rollouts` here `True`, after it `None`
+    _is_watched: bool | None = False  # before the first rollout; `True` in `collect_rollouts` here, `None` after it
     _stops_before_next_step = False
     _stopped_in_rollout = False  # whether training was stopped, or is saved, before the updates of a rollout
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments

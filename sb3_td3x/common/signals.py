@@ -36,7 +36,7 @@ def acknowledge() -> None:
 
 
 def only_here(handle: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """A handler for this process. Others that an environment forks end at them, but not at a terminal's first Ctrl-C."""
+    """A handler for this process. Processes that an environment forks end at a signal, but not at the first Ctrl-C."""
     here = os.getpid()
 
     def receive(number: int, frame: FrameType | None) -> None:

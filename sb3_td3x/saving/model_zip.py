@@ -166,7 +166,7 @@ def read(path: PathOrFile) -> ModelFile:
 
 
 def opened(path: PathOrFile, suffix: str) -> AbstractContextManager[Any]:
-    """A file to read; to a name that is no file's ``suffix`` is appended, as where it is saved, if that gives a file's."""
+    """Open a file to read. To a name of no file ``suffix`` is appended if that makes it one, as SB3 does where it saves."""
     if not isinstance(path, (str, os.PathLike)):
         path.seek(0)
         return nullcontext(path)  # the user's to close

@@ -45,7 +45,7 @@ def depends_on_mode(layer: nn.Module) -> bool:
 
 
 def copy_of(policy: BasePolicy, memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy. Tensors of a graph, which a layer may keep of its last pass, torch copies only without their gradient."""
+    """A deep copy. Tensors of a graph, which a layer may keep of its last pass, are detached: torch refuses to copy them."""
     held = [value for module in policy.modules() for value in list(vars(module).values())]  # other threads may set more
     kept = {id(value): value.detach() for value in held if isinstance(value, th.Tensor) and not value.is_leaf}
     return copy.deepcopy(policy, kept | (memo or {}))

@@ -87,8 +87,8 @@ def denormals_flushed() -> Iterator[None]:
     Inside, numbers below 1.2e-38 count as 0, if torch uses one thread and where the processor can.
 
     Adam's moments of units that no longer get a gradient shrink to such numbers and stay there: 40 % of all moments after
-    300,000 steps of the half-cheetah. Updates then take longer, by 3 to 4 % on a Zen 4. Other threads of torch take over
-    whether numbers count as 0 where they begin, so they would go on with it, or never do it.
+    300,000 steps of the half-cheetah. Updates then take longer, by 3 to 4 % on a Zen 4. Torch's other threads inherit the
+    setting when they start and keep it.
     """
     is_flushing = sys.float_info.min / 2 == 0
     th.set_flush_denormal(is_flushing or th.get_num_threads() == 1)

@@ -1,5 +1,6 @@
 """What is stored is what the environment gave: also where arrays are used again; and what cannot be learned from is named."""
 
+import copy
 import gc
 import multiprocessing
 import os
@@ -28,6 +29,60 @@ from tests.tools import Calls, LineEnv, Samples, Spoilt, at, model
 
 DICT = spaces.Dict({"position": spaces.Box(-10, 10, (2,))})
 LENGTH = 7
+
+
+@pytest.mark.parametrize("name", ["step", "reset"])
+def test_a_method_that_is_edited_between_two_calls_of_learn_is_used(name, monkeypatch):
+    class Edited(LineEnv):
+        def step(self, action):
+            return super().step(action)
+
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)
+
+    learner, calls, before = model(Edited()).learn(20), [], getattr(Edited, name)
+    monkeypatch.setattr(Edited, name, lambda self, *args, **kwargs: calls.append(1) or before(self, *args, **kwargs))
+    learner.learn(20)
+    assert calls
+
+
+def test_an_environment_need_not_take_attributes():
+    class Refuses(LineEnv):
+        def __setattr__(self, name, value):
+            if name in ("step", "reset"):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    class PassesOn(gym.Wrapper):
+        def __setattr__(self, name, value):
+            is_own = name in vars(self) or name.startswith("_") or name == "env"
+            object.__setattr__(self if is_own else self.env, name, value)
+
+    for env in (Refuses(), DummyVecEnv([lambda: PassesOn(LineEnv())])):
+        assert model(env).learn(25)._episode_num == 1
+
+
+def test_a_shallow_copy_of_an_environment_is_another_one():
+    env = LineEnv()
+    model(env).learn(25)
+    before, other = env.time, copy.copy(env)
+    other.step(np.zeros(1))
+    assert (env.time, other.time) == (before, before + 1)
+    assert not {"step", "reset", "__getstate__"} & vars(other).keys()
+
+
+def test_the_state_of_an_environment_may_be_its_attributes(tmp_path):
+    class Own(LineEnv):
+        def get_run_state(self):
+            return {name: vars(self)[name] for name in vars(self) if not name.startswith("_") and "space" not in name}
+
+        def set_run_state(self, state):
+            vars(self).update(state)
+
+    learner = model(DummyVecEnv([Own])).learn(25, TD3XCheckpointCallback(100, tmp_path))
+    resumed = resume_run(tmp_path, DummyVecEnv([Own])).learn(30, resume=True)
+    assert resumed.resumptions[-1]["not_restored"] == []
+    assert (learner.env.envs[0].time, resumed.env.envs[0].time) == (5, 10)
 
 
 def test_an_environment_that_gives_one_dict_at_every_step_has_each_episode_once():

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper,
 
 from sb3_td3x.common.random_state import BIT_GENERATORS, check_generator_state
 from sb3_td3x.common.transitions import running_mean_stds
-from sb3_td3x.common.vec_envs import vec_layers
+from sb3_td3x.common.vec_envs import vec_layers, without_hooks
 
 # The attributes of these wrappers that change during a run; all others stay as they were made
 WRAPPER_ATTRIBUTES: dict[type, tuple[str, ...]] = {
@@ -168,7 +168,8 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
 
 def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     if hasattr(type(layer), "get_run_state"):
-        return layer.get_run_state() if was_reset or hasattr(type(layer), "rewind") else None  # type: ignore[union-attr]
+        # Of an object that gives all of its attributes, hooks are among them
+        return without_hooks(layer.get_run_state()) if was_reset or hasattr(type(layer), "rewind") else None  # type: ignore[union-attr]
     if type(layer) not in WRAPPER_ATTRIBUTES:
         return None
     state = {}

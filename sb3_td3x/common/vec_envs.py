@@ -3,7 +3,7 @@
 import copy
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import Any
@@ -20,8 +20,9 @@ NOTICE_SECONDS = 1.0  # after a worker process has ended: others that end until 
 class Hook:
     """Replaces a method of one environment or ``VecEnv``, counts its calls, and copies the last observation of an episode."""
 
-    def __init__(self, method: Callable[..., Any]):
+    def __init__(self, method: Any, replaced: Any = None):
         self.method, self.calls = method, 0
+        self.replaced = replaced  # what the object itself had; none for a method of its class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -32,10 +33,30 @@ class Hook:
         return result
 
 
+class _StateHook(Hook):
+    """Replaces ``__getstate__``, so that copies and pickles have no hooks: theirs would use the object that was copied."""
+
+    def __call__(self) -> Any:
+        return without_hooks(self.method())
+
+
+def without_hooks(state: Any) -> Any:
+    """The attributes of an object without what ``hook_uses`` has added."""
+    if not isinstance(state, dict):
+        return state
+    before = {name: value.replaced if isinstance(value, Hook) else value for name, value in state.items()}
+    return {name: value for name, value in before.items() if value is not None or state[name] is None}
+
+
 def _hook(target: Any, name: str) -> Hook:
-    hook = vars(target).get(name)
-    if not isinstance(hook, Hook):
-        setattr(target, name, hook := Hook(getattr(target, name)))
+    attributes = vars(target)  # its `__setattr__` may refuse a method, or pass it on
+    held = attributes.pop(name, None)
+    hook = held if isinstance(held, Hook) else Hook(held, replaced=held)
+    if hook.replaced is None:
+        hook.method = getattr(target, name)  # again at each `learn`: its class may have been edited, as in a notebook
+    attributes[name] = hook
+    get_state = getattr(target, "__getstate__", lambda: dict(attributes))  # Python 3.10's objects have none
+    attributes.setdefault("__getstate__", _StateHook(get_state))
     return hook
 
 

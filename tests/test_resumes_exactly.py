@@ -87,6 +87,15 @@ class TestBitForBit:
         assert np.array_equal(left.ret_rms.var, right.ret_rms.var)
         assert np.array_equal(left.returns, right.returns)
 
+    def test_rewards_and_observations_that_are_normalized_in_two_layers(self, tmp_path):
+        def twice():
+            return VecNormalize(VecNormalize(seeded(), norm_obs=False), norm_reward=False)
+
+        whole, resumed = run_twice(tmp_path, twice)
+        assert_same_run(whole, resumed)
+        assert np.array_equal(whole.env.obs_rms.mean, resumed.env.obs_rms.mean)
+        assert whole.env.venv.ret_rms.var == resumed.env.venv.ret_rms.var
+
     def test_prioritized_replay(self, tmp_path):
         def scaled():
             return seeded(wrapper=lambda env: wrappers.TransformReward(env, lambda reward: 100 * reward))

@@ -280,6 +280,13 @@ class TestNotANumber:
             assert np.isfinite([*env.obs_rms.mean, *env.obs_rms.var, env.ret_rms.mean, env.ret_rms.var]).all()
         algorithm.learn(100, reset_num_timesteps=False)
 
+    def test_is_kept_out_of_the_statistics_of_two_layers(self):
+        inner = VecNormalize(DummyVecEnv([lambda: Spoilt(31, lambda o, _, *rest: (o, np.nan, *rest))]), norm_obs=False)
+        with pytest.raises(NonFiniteError, match="reward is not finite"):
+            model(VecNormalize(inner, norm_reward=False)).learn(100)
+        assert inner.ret_rms.count == pytest.approx(30.0001, abs=1e-3)
+        assert np.isfinite(inner.ret_rms.var)
+
     def test_at_the_reset_is_named_and_the_next_learn_resets_again(self):
         class BrokenAtFirst(LineEnv):
             resets = 0

@@ -125,11 +125,14 @@ def set_envs(env: VecEnv, saved: dict[str, Any], rewind: Iterable[bool]) -> bool
 
 def set_vec(env: VecEnv, saved: dict[str, Any], of_episodes: bool = True) -> list[str]:
     """Give the layers around the environments what ``get`` gave, by class, and return what could not be restored, in words."""
-    states = dict(saved["vec"])
+    states: dict[str, list[Any]] = {name: [] for name, _ in saved["vec"]}  # there may be several of a class
+    for name, state in saved["vec"]:
+        states[name].append(state)
     for layer in vec_layers(env)[:-1]:
-        if (state := states.pop(type(layer).__name__, None)) is not None:
+        if (of_class := states.get(type(layer).__name__)) and (state := of_class.pop(0)) is not None:
             _set_state(layer, {key: state[key] for key in state if of_episodes or key not in OF_EPISODES})
-    return [f"the state of {name}, which is not around these environments" for name, state in states.items() if state]
+    left = [name for name, of_class in states.items() if any(of_class)]
+    return [f"the state of {name}, which is not around these environments" for name in left]
 
 
 def monitor_files(env: VecEnv) -> list[str]:

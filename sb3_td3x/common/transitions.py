@@ -10,6 +10,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
+from sb3_td3x.common.vec_envs import vec_layers
 from sb3_td3x.errors import NonFiniteError
 
 MAX_REWARD = 1e15  # values grow to reward / (1 - gamma), and the square of a critic's error has to stay within float32
@@ -86,8 +87,9 @@ def running_mean_stds(value: Any) -> list[Any]:
 
 
 def _moments(env: VecNormalize | None) -> list[Any]:
-    """The statistics that are in use: ``sync_envs_normalization`` replaces them."""
-    return [] if env is None else [env.ret_rms, *running_mean_stds(getattr(env, "obs_rms", None))]
+    """The statistics that are in use, also of a ``VecNormalize`` inside it: ``sync_envs_normalization`` replaces them."""
+    layers = [] if env is None else [layer for layer in vec_layers(env) if isinstance(layer, VecNormalize)]
+    return [rms for layer in layers for rms in (layer.ret_rms, *running_mean_stds(vars(layer).get("obs_rms")))]
 
 
 def kept_statistics(env: VecNormalize | None) -> list[dict[str, Any]]:

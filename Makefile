@@ -81,7 +81,7 @@ bench: $(ALL)
 	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py
-	for study in returns buffer screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
+	for study in returns candidates screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
 	$(BIN)/python benchmarks/figures.py
 
 # Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 6, 40, 500 and 3,000

@@ -84,6 +84,7 @@ ARMS = {
     "constructor-scalar": "the same with one quantile",
     "buffer200k": "a buffer of 200,000",
     "buffer200k-tau0.005": "a buffer of 200,000; tau 0.005",
+    "batch256-gamma0.99-tau0.005": "the constructor's gamma, batch size and tau",
     "hold-buffer200k": "rate held to 300,000 steps, then falling to 0; a buffer of 200,000",
     "hold-starts3000": "the same rate; 3,000 random steps",
     "hold-starts3000-bf16": "the same rate; 3,000 random steps; bfloat16",

@@ -55,8 +55,8 @@ def test_an_environment_need_not_take_attributes():
 
     class PassesOn(gym.Wrapper):
         def __setattr__(self, name, value):
-            is_own = name in vars(self) or name.startswith("_") or name == "env"
-            object.__setattr__(self if is_own else self.env, name, value)
+            is_here = name in vars(self) or name.startswith("_") or name == "env"
+            object.__setattr__(self if is_here else self.env, name, value)
 
     for env in (Refuses(), DummyVecEnv([lambda: PassesOn(LineEnv())])):
         assert model(env).learn(25)._episode_num == 1
@@ -72,15 +72,15 @@ def test_a_shallow_copy_of_an_environment_is_another_one():
 
 
 def test_the_state_of_an_environment_may_be_its_attributes(tmp_path):
-    class Own(LineEnv):
+    class GivesAttributes(LineEnv):
         def get_run_state(self):
             return {name: vars(self)[name] for name in vars(self) if not name.startswith("_") and "space" not in name}
 
         def set_run_state(self, state):
             vars(self).update(state)
 
-    learner = model(DummyVecEnv([Own])).learn(25, TD3XCheckpointCallback(100, tmp_path))
-    resumed = resume_run(tmp_path, DummyVecEnv([Own])).learn(30, resume=True)
+    learner = model(DummyVecEnv([GivesAttributes])).learn(25, TD3XCheckpointCallback(100, tmp_path))
+    resumed = resume_run(tmp_path, DummyVecEnv([GivesAttributes])).learn(30, resume=True)
     assert resumed.resumptions[-1]["not_restored"] == []
     assert (learner.env.envs[0].time, resumed.env.envs[0].time) == (5, 10)
 

@@ -171,7 +171,7 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
 
 def _get_state(layer: gym.Env | VecEnv, was_reset: bool = True) -> Any:
     if hasattr(type(layer), "get_run_state"):
-        # Of an object that gives all of its attributes, hooks are among them
+        # It may give its attributes, and hooks are among them
         return without_hooks(layer.get_run_state()) if was_reset or hasattr(type(layer), "rewind") else None  # type: ignore[union-attr]
     if type(layer) not in WRAPPER_ATTRIBUTES:
         return None

@@ -45,14 +45,14 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
     :raises ValueError: for an unknown name, a module that cannot be imported, or what needs trust
     """
     module, _, name = env_id.rpartition(":")
-    needs_trust = "if you trust the run, say so with trust=True (td3x: --trust)"
+    advice = "if you trust the run, say so with trust=True (td3x: --trust)"
     for package, (_, names) in PACKAGES.items():
         if re.search(names, name) and find_spec(package) is not None:
             import_module(package)
     if module and module not in sys.modules:
         if not trust:
             problem = f"the environment of the run is {env_id!r}, and importing {module} runs its code"
-            raise ValueError(f"{problem}: {needs_trust}, or import the module first")
+            raise ValueError(f"{problem}: {advice}, or import the module first")
         # As `python -m` does, in the main process: those that it starts later inherit the path and add nothing to it
         if "" not in sys.path and multiprocessing.parent_process() is None:
             sys.path.insert(0, str(Path.cwd()))
@@ -65,11 +65,11 @@ def require_registered(env_id: str, trust: bool = True, env_kwargs: Any = None) 
     except gym.error.Error as error:
         missing = [distribution for package, (distribution, names) in PACKAGES.items()
                    if re.search(names, name) and find_spec(package) is None]  # fmt: skip
-        advice = f": one that a module of your own registers is my_module:{name}"
-        hint = f": pip install {missing[0]}" if missing else did_you_mean(name, gym.registry) or advice
+        otherwise = f": one that a module of your own registers is my_module:{name}"
+        hint = f": pip install {missing[0]}" if missing else did_you_mean(name, gym.registry) or otherwise
         raise ValueError(f"there is no environment {env_id!r}{hint} ({error})") from error
     if env_kwargs and not trust:
-        raise ValueError(f"the run passes {env_kwargs} to its environment: {needs_trust}")
+        raise ValueError(f"the run passes {env_kwargs} to its environment: {advice}")
 
 
 class EpisodeSeeds(gym.Wrapper):

@@ -210,6 +210,16 @@ class TestAnEpisodeThatIsCut:
         assert (rewards == -7).any()
         assert not (rewards == 0).any()
 
+    def test_or_by_those_that_the_users_own_buffer_has(self):
+        class OtherGoalEnv(CountingGoalEnv):
+            def compute_reward(self, achieved, desired, info):
+                return np.full(len(achieved), -7.0)
+
+        algorithm = model(CountingGoalEnv(), **HINDSIGHT, learning_starts=25)
+        algorithm.replay_buffer.env = DummyVecEnv([OtherGoalEnv])
+        algorithm.learn(60)
+        assert (algorithm.replay_buffer.sample(500).rewards == -7).any()
+
     @pytest.mark.parametrize("learning_starts", [25, 60])
     def test_a_loaded_model_waits_for_a_goal_to_draw(self, learning_starts):
         """SB3 stops with an error if no episode has ended when training begins."""

@@ -14,6 +14,7 @@ from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.common.transitions import store_terminal_obs, truncate_episodes
 from sb3_td3x.common.vec_envs import Hook, explained_deaths, hook_uses, vec_layers
@@ -101,7 +102,11 @@ class Resumable(OffPolicyAlgorithm):
         if self._is_watched:
             advice = "end learn there and continue with learn(..., reset_num_timesteps=False)"
             raise ValueError(f"set_env inside a rollout (in a callback) would mix two environments: {advice}")
+        before = self.env
         super().set_env(env, force_reset)
+        buffer = getattr(self, "replay_buffer", None)  # it may be deleted to save memory
+        if isinstance(buffer, HerReplayBuffer) and buffer.env is before:  # else one of the user's own judges its goals
+            buffer.env = self.env
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         self._on_resume = None  # only now, so that a `learn` that has failed before its first step can be repeated

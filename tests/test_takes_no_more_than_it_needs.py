@@ -1,10 +1,14 @@
 """Memory is taken when it is filled, and a layer's mode is switched only where it matters."""
 
+import gc
+import weakref
+
 import psutil
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 
-from tests.tools import SMALL, LineEnv, model, reloaded
+from tests.tools import SMALL, LineEnv, filled, model, reloaded
 
 
 def resident_megabytes():
@@ -19,6 +23,19 @@ def test_a_replay_buffer_takes_its_memory_as_it_fills_also_after_loading():
     loaded.predict(env.reset(seed=0)[0])
     assert loaded.replay_buffer.observations.nbytes == 1_000_000_000
     assert resident_megabytes() - before < 100
+
+
+def test_a_replay_buffer_that_was_only_trained_on_goes_with_its_model():
+    algorithm = model()
+    algorithm.replay_buffer = filled(ReplayBuffer, transitions=16, n_envs=1)
+    algorithm.train(gradient_steps=2, batch_size=8)
+    buffer = weakref.ref(algorithm.replay_buffer)
+    gc.disable()
+    try:
+        del algorithm
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 def walks(algorithm, monkeypatch):

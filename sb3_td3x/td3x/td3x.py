@@ -4,6 +4,7 @@ import math
 import pathlib
 import time
 import warnings
+import weakref
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -440,8 +441,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
         if isinstance(self.replay_buffer, NStepReplayBuffer):
             self.replay_buffer.gamma = self.gamma
-        if isinstance(self.replay_buffer, HerReplayBuffer):
-            self.replay_buffer.env = self.env  # a copy of a model has none, and `set_env` does not set it
+        if isinstance(self.replay_buffer, HerReplayBuffer) and self.replay_buffer.env is None:
+            self.replay_buffer.env = self.env  # that of a copied model has none
         updater, losses = self._get_updater(), []
         updater.prepare(self._updates_since_load)
         try:
@@ -508,7 +509,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """The object that makes the updates, a new one if the policy or a setting that it was made for has changed."""
         made_for = (self.policy, self.accelerate, self.precision, self._matrix_kernels)
         if self._updater is None or self._updater.made_for != made_for:
-            self._updater = Updater(*made_for, announce=lambda line: self.logger.log(line))
+            model = weakref.proxy(self)  # in a cycle, the replay buffer would stay in memory after the model
+            self._updater = Updater(*made_for, announce=lambda line: model.logger.log(line))
         return self._updater
 
     def dump_logs(self) -> None:

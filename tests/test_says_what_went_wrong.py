@@ -31,10 +31,11 @@ class TestLoadOnAnObject:
             trained.policy.load(tmp_path / "policy")
 
     @pytest.mark.filterwarnings("error::UserWarning")
-    def test_of_the_class_does_not(self, trained, tmp_path):
+    def test_of_the_class_or_only_looked_at_does_not(self, trained, tmp_path):
         trained.save(tmp_path / "model")
         TD3X.load(tmp_path / "model")
         type(trained).load(tmp_path / "model")
+        assert hasattr(trained, "load")
 
 
 def test_a_vector_environment_of_gymnasium_is_told_to_be_one_of_sb3s():

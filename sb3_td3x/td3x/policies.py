@@ -1,6 +1,7 @@
 """The policies: SB3's networks under SB3's parameter names (``actor.mu.*``, ``critic.qf0.*``), so that SB3 can load them."""
 
 import copy
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -71,10 +72,17 @@ else:
         """A class method that warns when it is called on an object, which it does not change."""
 
         def __get__(self, instance, owner=None):
-            if instance is not None:
+            load = super().__get__(instance, owner)
+            if instance is None:
+                return load
+
+            @functools.wraps(load)
+            def load_anew(*args, **kwargs):  # torch.jit and debuggers only look at it
                 name = type(instance).__name__
                 warnings.warn(f"load returns a new {name} and does not change this one: use what it returns", stacklevel=2)
-            return super().__get__(instance, owner)
+                return load(*args, **kwargs)
+
+            return load_anew
 
 
 class TD3XPolicy(sb3.TD3Policy):

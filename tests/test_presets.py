@@ -222,6 +222,7 @@ def test_an_entry_that_cannot_be_is_refused(entry):
         ("n_timesteps=100", "it has an option .n_timesteps: --steps"),
         ("batch_size.x=3", "batch_size is a single value"),
         ("policy_kwargs.net_arch=[64,", "cannot be read as YAML"),
+        ("policy_kwargs={n_critics: 1, n_critics: 3}", "the key 'n_critics' is there twice"),
         ("tau=2020-13-01", "'2020-13-01' cannot be read as YAML"),
         ("tau=!!timestamp x", "'!!timestamp x' cannot be read as YAML"),
     ],

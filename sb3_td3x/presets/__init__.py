@@ -268,6 +268,15 @@ def require_wrapped(env: "VecEnv", entry: Mapping[str, Any]) -> "VecEnv":
 class _Loader(yaml.SafeLoader):
     """Reads ``1e5`` and ``None``, which are texts in YAML 1.1, as what they say, unless they are quoted."""
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuses a key that is there twice, of which PyYAML would take the last."""
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in names[:number]:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
+        return node
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes such texts."""

@@ -398,12 +398,12 @@ class TestResuming:
     def test_a_run_that_fails_leaves_the_others_alone_and_says_why(self, folder, tmp_path):
         def train(run, path):
             if run.seed == 0:
-                raise ValueError("seed 0 brings no luck")
+                raise ValueError("seed 0\nbrings no luck\n")
             return train_td3x(run, path)
 
         runs = study(tmp_path / "s.yml")
         outcomes = made(runs, tmp_path, train=train)
-        assert outcomes[runs[0].name].error == "seed 0 brings no luck"
+        assert outcomes[runs[0].name].error == "seed 0\nbrings no luck\n"
         assert outcomes[runs[1].name].is_finished
         log = folder.printed(runs[0])
         assert "Traceback" in log.read_text()

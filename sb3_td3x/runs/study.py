@@ -186,8 +186,9 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
                 pass  # an attempt that was about to end, such as one that saves while the study is begun again, has ended
             if not folder.is_finished(run) and train(run, path):
                 _write_table(folder.table(run), folder.lines(run))
-        except Exception:
+        except Exception as error:
             traceback.print_exc()
+            print(" ".join(f"{type(error).__name__}: {error}".split()))  # noqa: T201  # in one line, for `last_line`
             raise
     return folder.is_finished(run)
 

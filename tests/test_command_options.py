@@ -140,6 +140,16 @@ class TestOptions:
         assert run.log.call_args.kwargs == {"step": 100}  # of the environment
         run.finish.assert_called_once()
 
+    @pytest.mark.parametrize("error", [None, ValueError("no luck")])
+    def test_wandb_is_told_whether_the_run_has_failed(self, error, monkeypatch, called):
+        import wandb
+
+        monkeypatch.setattr(wandb, "init", lambda **kwargs: run)
+        monkeypatch.setattr("sb3_td3x.TD3X.train", Mock(side_effect=error))
+        run = Mock()
+        called(*PENDULUM, "--steps", 150, "--track", "wandb")
+        run.finish.assert_called_once_with(exit_code=int(error is not None))
+
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
         monkeypatch.setitem(sys.modules, "wandb", None)
         code, printed = called(*PENDULUM, "--track", "wandb", "--out", tmp_path)

@@ -1,6 +1,7 @@
 """What a training run shows: its progress, the algorithm's messages, and values in an experiment tracker."""
 
 import os
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -64,7 +65,7 @@ class Wandb(KVWriter):
 
     def close(self) -> None:
         with suppress(Exception):  # a signal of Slurm or systemd has ended wandb's own process too
-            self.run.finish()
+            self.run.finish(exit_code=int(sys.exc_info()[0] is not None))  # else a run that failed counts as finished
 
 
 class ShowProgress(BaseCallback):

@@ -39,6 +39,10 @@ class TestReading:
         assert (run.steps.tolist(), run.mean.tolist(), run.seconds.tolist()) == ([100, 200, 300], [1, 3, 5], [2, 4, 6])
         assert [found.seed for found in scores.read([tmp_path, second])] == [0, 1]  # named twice, counts once
 
+    def test_a_preset_of_ones_own_counts_as_one_from_wherever_its_runs_were_started(self, tmp_path):
+        runs = [evaluated(tmp_path, seed, preset=preset) for seed, preset in enumerate(["mine.yml", "/home/me/mine.yml"])]
+        assert [run.label for run in scores.read(run.path for run in runs)] == ["TD3X mine", "TD3X mine"]
+
     @pytest.mark.parametrize(
         ("score", "text"), [(-0.0146, "-0.0146"), (0.0, "0"), (93.46, "93.5"), (-145.4, "-145"), (2785.6, "2786")]
     )
@@ -201,6 +205,14 @@ class TestCurves:
     def test_a_score_between_gaps_is_seen(self, gap, tmp_path):
         picture = plots.figure(scores.read([table(tmp_path / "a.csv", values=(1, gap, 2))]))
         assert [line.get_marker() for line in picture.axes[0].lines] == ["o"]
+
+    def test_a_long_legend_leaves_them_room(self, tmp_path):
+        settings = [f"a-long-name-of-setting-number-{number}" for number in range(24)]
+        runs = [table(tmp_path / f"{name}.csv", setting=name) for name in settings]
+        (picture := plots.figure(scores.read(runs))).draw_without_rendering()
+        panel, legend = picture.axes[0].get_window_extent(), picture.legends[0].get_window_extent()
+        assert panel.y1 < legend.y0
+        assert panel.height > 250
 
     def test_without_times_say_so(self, tmp_path):
         one = scores.read([table(tmp_path / "a.csv", pace=float("nan"))])

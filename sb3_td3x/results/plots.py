@@ -32,7 +32,7 @@ STYLE: Any = {
 }  # fmt: skip
 AXES = {"steps": "environment steps", "time": "wall-clock time"}
 RESAMPLES = 1000
-LEGEND_INCHES, LEGEND_LETTERS = 3.6, 32  # of a column of the legend: its width, and the letters next to the line
+LEGEND_INCHES, LINE_INCHES, LEGEND_LETTERS = 3.6, 0.22, 32  # of the legend: width of a column, height and letters of a line
 ONE_RUN = "one run: its evaluation's mean ± one standard deviation over the episodes"
 SEVERAL_RUNS = (
     "several runs: mean over seeds, up to the shortest run, with its 95 % bootstrap interval (of two or three: their range)"
@@ -141,6 +141,8 @@ def _explain(picture: Figure, scores: Sequence[Scores], looks: Mapping[str, Look
         text = textwrap.fill(label + number, LEGEND_LETTERS)
         handles.append(matplotlib.lines.Line2D([], [], **look, linewidth=2.4, label=text))
     columns = int(picture.get_figwidth() // LEGEND_INCHES)
+    lines = sum(str(handle.get_label()).count("\n") + 1 for handle in handles) / columns
+    picture.set_figheight(picture.get_figheight() + max(lines - 4, 0) * LINE_INCHES)  # not taken from the panels
     picture.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4, borderpad=0.1)
     bands = [ONE_RUN] * (1 in groups.values()) + [SEVERAL_RUNS] * any(count > 1 for count in groups.values())
     picture.supxlabel("\n".join(bands), fontsize=7.5, color=MUTED, x=0.012, ha="left", linespacing=1.4, wrap=True)

@@ -91,9 +91,9 @@ def of_run(run: RunDir) -> Scores:
     arguments, table = run.arguments(), run.path / SCORES
     # A run writes its table after the evaluation, so the last line may be missing
     seconds = {row["timesteps"]: row["wall_seconds"] for row in _rows(table, SCORE_COLUMNS)} if table.exists() else {}
-    seed = arguments.get("seed")
+    seed, preset = arguments.get("seed"), str(arguments.get("preset") or "")  # rl-zoo3's runs have none
     return Scores(
-        label=label_of(arguments.get("algo"), arguments.get("setting") or arguments.get("preset")),  # rl-zoo3's runs have none
+        label=label_of(arguments.get("algo"), arguments.get("setting") or Path(preset).stem),  # as a study names its settings
         env_id=run.env_id,
         seed=seed if isinstance(seed, int) else None,
         source=run.path,

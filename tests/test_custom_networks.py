@@ -67,6 +67,15 @@ class Counting(Extractor):
         return self.layer(observations) / self.calls
 
 
+class Collecting(Extractor):
+    def prepare(self):
+        self.calls = {"of forward": [0]}
+
+    def forward(self, observations):
+        self.calls["of forward"][0] += 1
+        return self.layer(observations) / self.calls["of forward"][0]
+
+
 class Drawing(Extractor):
     def forward(self, observations):
         return self.layer(observations) * np.random.uniform(0.8, 1.2)
@@ -181,6 +190,7 @@ def assert_plain_takes_over(extractor, capsys):
     [
         (Lazy, "Lazy.positions is set in every call: register_buffer"),
         (Counting, "Counting.calls is set in every call"),
+        (Collecting, "Collecting.calls is set in every call"),
         (Registering, "a layer changes what its buffer or parameter 'late' is"),
         (Drawing, "random numbers from numpy or python"),
         (Generating, "a layer holds a random generator"),

@@ -323,15 +323,22 @@ def _write_buffers(
 
 @contextmanager
 def _unchanged_attributes(network: nn.Module) -> Iterator[None]:
-    """``ValueError`` if a custom module sets an attribute, which a program would not do; torch's own need none later."""
-    absent = object()
-    before = [(module, dict(vars(module))) for module in network.modules()]
+    """
+    ``ValueError`` if a custom module sets an attribute, or an item of a list or dict in one, which a program would not do;
+    torch's own need none later.
+    """
+    before = [(module, _held(module)) for module in network.modules()]
     yield
-    for module, attributes in before:
-        changed = [name for name, value in vars(module).items() if value is not attributes.get(name, absent)]
+    for module, held in before:
+        changed = [name for name, parts in _held(module).items() if [*map(id, parts)] != [*map(id, held.get(name, ()))]]
         if changed and not type(module).__module__.startswith("torch."):
             what = f"{type(module).__name__}.{changed[0]}"
             raise ValueError(f"{what} is set in every call: register_buffer is for tensors that a layer keeps")
+
+
+def _held(module: nn.Module) -> dict[str, list[Any]]:
+    """The attributes of a module but for its tensors, by name; of lists and dicts their items."""
+    return {name: tree_leaves(value) for name, value in vars(module).items() if name not in ("_parameters", "_buffers")}
 
 
 @contextmanager

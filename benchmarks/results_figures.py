@@ -104,8 +104,9 @@ def iqm_table(found: Runs) -> str:
     rows = []
     for label, environments, others in (*published, *here):
         mean, low, high = interquartile_mean([ends(found, DEFAULT, env) for env in environments], others)
-        rows.append([label, f"{mean:.2f}", f"{low:.2f} to {high:.2f}"])
-    return table(["TD3X as a multiple of", "interquartile mean", "95 % interval"], rows)
+        has_spread = any(len(scores) > 1 for scores in others)
+        rows.append([label, f"{mean:.2f}", f"{low:.2f} to {high:.2f}" if has_spread else "-"])
+    return table(["TD3X as a multiple of", "interquartile mean", "95 % bootstrap interval"], rows)
 
 
 def interquartile_mean(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:

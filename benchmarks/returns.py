@@ -1,7 +1,7 @@
 """
 Make the runs behind docs/results.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3 and sb3-contrib's TQC.
 
-Writes one CSV of evaluation scores per run. A run whose CSV is there is skipped and one that was interrupted goes on from its
+Writes one CSV of evaluation scores per run. A run whose CSV is there is skipped and one that was interrupted resumes from its
 last checkpoint (in ``runs/``), so the same command finishes an interrupted study.
 Usage: ``python benchmarks/returns.py FILE.yml [--jobs 2] [--ray ADDRESS] [--only TEXT]``
 """
@@ -38,7 +38,7 @@ SB3_OPTIONS = ("arguments", "noise_std", "kernels")
 
 
 def sb3_algorithm(name: str) -> type[Resumable]:
-    """SB3's algorithm, unchanged but for going on where a checkpoint was made."""
+    """SB3's algorithm, unchanged but resumable from a checkpoint."""
     if name == "sb3_td3":
         from stable_baselines3 import TD3 as SB3
     elif name == "sb3_tqc":
@@ -49,7 +49,7 @@ def sb3_algorithm(name: str) -> type[Resumable]:
 
 
 def train(run: StudyRun, folder: Path) -> bool:
-    """Train one run to its end, going on from its last checkpoint, and note what it was made with."""
+    """Train one run to its end, resuming from its last checkpoint, and note what it was made with."""
     is_finished = study.train_td3x(run, folder) if run.algo == "td3x" else train_sb3(run, folder)
     if is_finished:
         RETURNS.mkdir(parents=True, exist_ok=True)

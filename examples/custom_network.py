@@ -19,7 +19,7 @@ class Angles(BaseFeaturesExtractor):
         return self.layers(observations)  # (batch, observation size) -> (batch, features_dim)
 
 
-th.set_num_threads(1)  # more are much slower where others use the machine too
+th.set_num_threads(1)  # more are much slower beside other programs
 network = {
     "features_extractor_class": Angles,
     "features_extractor_kwargs": {"features_dim": 32},
@@ -32,4 +32,4 @@ network = {
 model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs=network, seed=0)
 model.learn(10_000)
 model.save("pendulum_custom")
-TD3X.load("pendulum_custom", trust=True)  # a class of your own is loaded only if the file is trusted
+TD3X.load("pendulum_custom", trust=True)  # a class of your own needs trust or custom_objects

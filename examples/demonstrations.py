@@ -8,7 +8,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from sb3_td3x import TD3X
 
 steps = 4_000  # of the teacher's training, and of the demonstrations
-torch.set_num_threads(1)  # more are much slower where others use the machine too
+torch.set_num_threads(1)  # more are much slower beside other programs
 settings = {"learning_rate": 2e-3, "batch_size": 128, "gamma": 0.95, "tau": 0.02, "n_quantiles": 1, "action_noise": 0.3,
             "policy_kwargs": {"net_arch": [64, 64]}, "seed": 0}  # fmt: skip
 env = make_vec_env("Pendulum-v1", seed=0)

@@ -6,7 +6,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_td3x import TD3X
 
-torch.set_num_threads(1)  # more are much slower where others use the machine too
+torch.set_num_threads(1)  # more are much slower beside other programs
 
 env = gym.make("Pendulum-v1")
 model = TD3X("MlpPolicy", env, learning_starts=1_000, policy_kwargs={"net_arch": [128, 128]}, seed=0)

@@ -29,7 +29,7 @@ class CartOnTrack(gym.Env):
 
 gym.register("CartOnTrack-v0", entry_point=CartOnTrack, max_episode_steps=100)
 
-torch.set_num_threads(1)  # more are much slower where others use the machine too
+torch.set_num_threads(1)  # more are much slower beside other programs
 env = gym.make("CartOnTrack-v0")
 model = TD3X("MlpPolicy", env, gamma=0.95, learning_starts=500, policy_kwargs={"net_arch": [64, 64]}, seed=0)
 model.learn(5_000)

@@ -23,7 +23,7 @@ def success_rate(model: TD3X, env: gym.Env, episodes: int) -> float:
     return float(np.mean(successes))
 
 
-torch.set_num_threads(1)  # more are much slower where others use the machine too
+torch.set_num_threads(1)  # more are much slower beside other programs
 
 env = gym.make("PandaReach-v3")
 settings = {"learning_rate": 1e-3, "gamma": 0.95, "policy_kwargs": {"net_arch": [64, 64]}}

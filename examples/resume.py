@@ -13,7 +13,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=float, default=10_000)
 parser.add_argument("--run", type=Path, default=Path("resumable"), help="folder of the checkpoints")
 args = parser.parse_args()
-torch.set_num_threads(1)  # more are much slower where others use the machine too
+torch.set_num_threads(1)  # more are much slower beside other programs
 
 env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # the start of an episode depends on its number only
 checkpoints = TD3XCheckpointCallback(max(args.steps // 10, 1), args.run)

@@ -10,7 +10,7 @@ from sb3_td3x import TD3X, load_vecnormalize
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # more are much slower where others use the machine too
+    torch.set_num_threads(1)  # more are much slower beside other programs
 
     env = VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0, vec_env_cls=SubprocVecEnv), norm_reward=False)
     eval_env = VecNormalize(make_vec_env("Pendulum-v1", seed=1), training=False, norm_reward=False)

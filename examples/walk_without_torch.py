@@ -1,5 +1,5 @@
 """
-Run an exported walker with onnxruntime and Gymnasium, without torch.
+Run an exported walker with onnxruntime and PyBullet's environments, without torch.
 
 `td3x export RUN --onnx walker.onnx` creates the file.
 """

@@ -79,7 +79,7 @@ class TestEpisodeSeeds:
         assert len({start for stream in streams for start in self.starts(*stream)}) == 3 * len(streams)
 
     def test_environments_without_numbers_of_their_own_are_refused(self):
-        with pytest.raises(ValueError, match="others for each environment"):
+        with pytest.raises(ValueError, match="differ between environments"):
             make_vec_env("Pendulum-v1", n_envs=2, wrapper_class=EpisodeSeeds)
 
     def test_what_happens_within_an_episode_does_not_move_the_next_start(self):

@@ -21,7 +21,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     SB3 calls ``on_step`` before it stores the transition, so a checkpoint is made when the next rollout starts. A save that is
     due waits until the run can be resumed exactly: with one environment for the end of the episode, at most until the next
     save is due. It does not wait with several environments, whose episodes need not end together, or where the environment
-    offers its state. A run that makes its last step is saved then; one that a callback ends is not, because SB3 has not stored
+    offers its state. A run that reaches its last step is saved there; one that a callback ends is not, because SB3 has not stored
     its last transition. Give it to ``learn``, before callbacks that change something in ``_on_rollout_start``, which a resumed
     run calls again.
 
@@ -35,7 +35,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param lock: of the run's folder; a process that has lost it, for example because it was suspended, saves no more
     :raises RunLockedError: if another process has the lock
     :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; earlier checkpoints stay
-    :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix as ``save_run``
+    :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix that ``save_run`` refuses
     """
 
     model: Resumable

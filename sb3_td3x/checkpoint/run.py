@@ -143,7 +143,8 @@ def resume_run(
     :param kwargs: as for ``TD3X.load``: attributes to change, ``custom_objects``, and ``device``, of which ``"auto"`` is the
         CPU for a run that was there
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
-    :raises UntrustedModelError: without ``trust``, if the model needs it; a ``ValueError`` for a ``seed``
+    :raises UntrustedModelError: without ``trust``, if the model needs it
+    :raises ValueError: for a ``seed``
     """
     if kwargs.get("seed") is not None:
         raise ValueError("a resumed run continues with the saved states of its random generators: it takes no seed")

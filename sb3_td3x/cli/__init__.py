@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _can_be_fixed(error: Exception) -> bool:
-    """Whether the user can mend it. What an environment's code raises is a bug; errors of wrappers are about input."""
+    """Whether the user can fix it. What an environment's code raises is a bug; errors of wrappers are about input."""
     import gymnasium as gym  # here, because `td3x --help` needs none of it
 
     if isinstance(error, (MemoryError, gym.error.DependencyNotInstalled)):

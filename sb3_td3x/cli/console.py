@@ -22,7 +22,7 @@ class PlainConsole(Console):
         return super().is_terminal and self.file.isatty()
 
     def _check_buffer(self) -> None:
-        """Where a terminal has gone without a signal, as after ``disown``, a run goes on unseen."""
+        """Where a terminal has gone without a signal, as after ``disown``, a run continues unseen."""
         try:
             super()._check_buffer()
         except OSError as error:

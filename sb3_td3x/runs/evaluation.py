@@ -35,9 +35,9 @@ def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock) -> None:
 
 class Evaluation(EvalCallback):
     """
-    Evaluates where the first rollout after ``eval_freq`` further steps starts, as checkpoints are made there, and at the end.
+    Evaluates every ``eval_freq`` steps, when the next rollout starts (as for checkpoints), and at the end.
 
-    An evaluation that a request to stop interrupts is discarded, and a resumed run makes it first. Each adds a line to
+    An evaluation interrupted by a request to stop is discarded and made first on resume. Each completed one adds a line to
     ``scores.csv``. The last model is saved where training ends: before the last checkpoint, after which there is nothing to
     resume. A process that has lost the run's lock, for example while it was suspended, writes nothing more.
     """

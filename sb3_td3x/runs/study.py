@@ -177,7 +177,7 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
     path = folder.run(run)
     path.mkdir(exist_ok=True)  # not its parents, which a machine without the shared folder lacks
     if folder.printed(run).is_symlink():
-        raise ValueError(f"{folder.printed(run)} is a link, through which a stranger's study would write elsewhere")
+        raise ValueError(f"{folder.printed(run)} is a link, through which an untrusted study would write elsewhere")
     # The terminal belongs to the table of runs
     with folder.printed(run).open("a", 1, "utf-8", "replace") as log, redirect_stdout(log), redirect_stderr(log):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()} on {socket.gethostname()}")  # noqa: T201

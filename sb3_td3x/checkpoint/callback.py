@@ -21,9 +21,9 @@ class TD3XCheckpointCallback(CheckpointCallback):
     SB3 calls ``on_step`` before it stores the transition, so a checkpoint is made when the next rollout starts. A save that is
     due waits until the run can be resumed exactly: with one environment for the end of the episode, at most until the next
     save is due. It does not wait with several environments, whose episodes need not end together, or where the environment
-    offers its state. A run that reaches its last step is saved there; one that a callback ends is not, because SB3 has not stored
-    its last transition. Give it to ``learn``, before callbacks that change something in ``_on_rollout_start``, which a resumed
-    run calls again.
+    offers its state. A run that reaches its last step is saved there; one that a callback ends is not, because SB3 has not
+    stored its last transition. Give it to ``learn``, before callbacks that change something in ``_on_rollout_start``, which a
+    resumed run calls again.
 
     :param save_freq: calls between two saves: environment steps with one environment
     :param save_path: folder of the checkpoints; one run per folder

@@ -222,10 +222,10 @@ class Resumable(OffPolicyAlgorithm):
         """SB3's, without an ``info["episode"]`` of another kind or left from an earlier step in a dict that is used again."""
 
         def is_new(episode: Any, done: bool) -> bool:
-            is_one = isinstance(episode, dict) and {"r", "l"} <= episode.keys()
+            if not isinstance(episode, dict) or not {"r", "l"} <= episode.keys():
+                return False
             # `Monitor` writes the time; without it, equal episodes are different ones
-            is_known = is_one and repr(episode) in map(repr, reversed(self.ep_info_buffer or ()))
-            return is_one and (not is_known or (done and "t" not in episode))
+            return (done and "t" not in episode) or repr(episode) not in map(repr, reversed(self.ep_info_buffer or ()))
 
         ended = [False] * len(infos) if dones is None else dones
         cleaned = [

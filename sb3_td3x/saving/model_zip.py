@@ -188,7 +188,9 @@ def explained_errors(path: Any, what: str = "the model") -> Iterator[str]:
     except safe_pickle.NotAllowed as error:
         raise UntrustedModelError(what, str(error), name) from error
     except ModelFileError as error:
-        raise error if str(error).startswith(escaped(name)) else ModelFileError(f"{name} cannot be loaded: {error}") from error
+        if str(error).startswith(escaped(name)):
+            raise
+        raise ModelFileError(f"{name} cannot be loaded: {error}") from error
     except Exception as error:
         if "spaces do not match" in str(error):  # SB3's, of the environment that the user gives
             raise

@@ -112,7 +112,7 @@ def test_what_needs_trust_is_saved_and_named_and_can_be_given(field, tmp_path):
     ) as caught:
         TD3X.load(tmp_path / "model")
     assert (caught.value.field, caught.value.file) == (field, str(tmp_path / "model"))
-    assert isinstance(caught.value.__cause__, NotAllowed)  # an error that was its own cause would never end in some loggers
+    assert isinstance(caught.value.__cause__, NotAllowed)  # not the error itself: whoever follows causes would never end
     assert isinstance(TD3X.load(tmp_path / "model", trust=True), TD3X)
     assert isinstance(TD3X.load(tmp_path / "model", custom_objects={field: instead}), TD3X)
     assert isinstance(TD3X.load(tmp_path / "model", **{field: instead}), TD3X)

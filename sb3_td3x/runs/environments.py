@@ -87,9 +87,7 @@ class EpisodeSeeds(gym.Wrapper):
     def __init__(self, env: gym.Env, *stream: int):
         super().__init__(env)
         if not stream:
-            raise ValueError(
-                "EpisodeSeeds needs integers that differ between environments: without, all have the same episodes"
-            )
+            raise ValueError("EpisodeSeeds needs integers that differ between environments, or all have the same episodes")
         self.stream = stream
         self.episode = 0
 

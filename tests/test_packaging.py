@@ -33,6 +33,8 @@ def published(tmp_path_factory):
         return shutil.ignore_patterns(*patterns)(place, names)
 
     clone = shutil.copytree(ROOT, folder / "clone", ignore=ignored)
+    (clone / "agents" / "HopperBulletEnv-v0" / "video").mkdir(exist_ok=True)
+    (clone / "agents" / "HopperBulletEnv-v0" / "video" / "best_model.mp4").touch()  # as README's example leaves it
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(clone)]
     done = subprocess.run(build, capture_output=True, text=True, env={**os.environ, "PIP_NO_INDEX": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,7 +57,9 @@ def test_the_sdist_holds_what_its_tests_and_pages_need_and_no_results(published)
     assert needed | {"docs/inventories/python.inv", "examples/minimal.py"} <= names
     golden = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "golden").iterdir()}
     assert files_of(ROOT / "sb3_td3x") | golden <= names
-    assert not [name for name in names if name.startswith(("benchmarks/results/", "logs/", "runs/")) or name.endswith(".pyc")]
+    assert not [
+        name for name in names if name.startswith(("benchmarks/results/", "logs/", "runs/")) or name.endswith((".pyc", ".mp4"))
+    ]
 
 
 def test_the_wheel_alone_runs_the_readme_in_an_empty_folder(published, tmp_path):

@@ -115,7 +115,6 @@ class GradientStep:
     def __init__(self, policy: TD3Policy, products: str):
         self.policy, self.products = policy, products
         self.tensors = PolicyTensors(policy)
-        self._copies: dict[bool, list[th.Tensor]] = {True: [], False: []}
 
     def prepare(self) -> None:
         """To be called before a series of updates. Between two series anything may be edited."""
@@ -141,7 +140,7 @@ class GradientStep:
                     loss, gradients = self.actor_gradients(batch)
                     self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
                     reported = reported._replace(actor=loss)
-        except BaseException:  # Ctrl-C among them
+        except BaseException:  # Ctrl-C among them, which only within an optimizer's step leaves a part of it
             undo()
             raise
         if with_actor:
@@ -204,11 +203,7 @@ class GradientStep:
             saved += self.tensors.trained["critic"]
             moments = [value for entries in state.values() if isinstance(entries, dict) for value in entries.values()]
             saved += [value for value in moments if isinstance(value, th.Tensor)]
-        copies = self._copies[with_actor]
-        if [_layout(copy) for copy in copies] != [_layout(tensor) for tensor in saved]:
-            copies = self._copies[with_actor] = [th.empty_like(tensor) for tensor in saved]
-        if saved:
-            th._foreach_copy_(copies, saved)
+        copies = [tensor.clone() for tensor in saved]
 
         @th.no_grad()
         def undo() -> None:
@@ -221,10 +216,6 @@ class GradientStep:
                 optimizer.state.update(state)
 
         return undo
-
-
-def _layout(tensor: th.Tensor) -> tuple[th.Size, th.dtype, th.device]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _laid_out_like(parameter: nn.Parameter, gradient: th.Tensor) -> th.Tensor:

@@ -1,5 +1,5 @@
 """
-Make the runs behind docs/results.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3 and sb3-contrib's TQC.
+Make the runs behind docs/results.md: a study, as ``td3x study`` makes it, that may also hold SB3's TD3, TQC and CrossQ.
 
 Writes one CSV of evaluation scores per run. A run whose CSV is there is skipped and one that was interrupted resumes from its
 last checkpoint (in ``runs/``), so the same command finishes an interrupted study.
@@ -98,7 +98,7 @@ def compile_networks(model: OffPolicyAlgorithm) -> None:
     """
     Compile TQC's networks and loss, or CrossQ's critics, and fuse Adam: the same sums in less time.
 
-    Of TQC 18 ms an update, not 31 (Xeon, one thread), of CrossQ 49, not 66 (another Xeon, two threads).
+    Of TQC 18 ms an update, not 31 (Xeon, one thread), of CrossQ 49, not 66 (two threads).
     """
     from sb3_contrib.tqc import tqc
 

@@ -140,7 +140,7 @@ class GradientStep:
                     loss, gradients = self.actor_gradients(batch)
                     self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
                     reported = reported._replace(actor=loss)
-        except BaseException:  # Ctrl-C among them, which only within an optimizer's step leaves a part of it
+        except BaseException:  # also Ctrl-C; within an optimizer's step a part of that step may stay
             undo()
             raise
         if with_actor:

@@ -258,8 +258,9 @@ def test_a_program_is_made_where_torch_searches_gradients_for_nan():
     assert programs(algorithm) == 2
 
 
-def test_a_buffer_that_was_set_anew_is_put_back_after_an_update_that_is_not_finite():
-    algorithm = ready("plain", **with_extractor(Centered))
+@pytest.mark.parametrize("extractor", [Centered, BatchNormed])  # one sets its buffer anew, one changes it in place
+def test_buffers_are_put_back_after_an_update_that_is_not_finite(extractor):
+    algorithm = ready("plain", **with_extractor(extractor))
     train_on(algorithm, [0])
     before = weights(algorithm)
     held = [id(buffer) for buffer in algorithm.policy.buffers()]

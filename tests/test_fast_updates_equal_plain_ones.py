@@ -95,7 +95,7 @@ def test_one_program_per_kind_of_update_whatever_moves(tmp_path):
     [
         ("max_grad_norm", (0.05, 0.01, None, 1, 0.002), [2, 2, 2, 2, 2], {}),
         ("qf_learning_rate", (None, 5e-3, LinearSchedule(7e-3, 0.0, 1.0), None), [2, 2, 2, 2], {}),
-        ("top_quantiles_to_drop_per_net", (2, 1, 2, 1.0), [2, 3, 3, 3], {"n_quantiles": 5}),
+        ("top_quantiles_to_drop_per_net", (2, 1, 2, 1.0), [2, 4, 4, 4], {"n_quantiles": 5}),
     ],
 )
 def test_an_edited_setting_takes_effect_with_the_next_update(name, values, programs_made, settings):

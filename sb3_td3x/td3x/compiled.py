@@ -88,8 +88,8 @@ class Updater(GradientStep):
     Makes plain or compiled updates, as ``accelerate`` asks for.
 
     There are two programs, for the gradients of the critics and of the actor. They are made before the first update that needs
-    them, and again only if something changes that is part of them: the batch size, the count of dropped quantiles, the
-    prioritization, frozen layers, modules, the number of torch threads.
+    them, and again only if something changes that is part of them: the batch size, a setting other than ``_NOT_IN_PROGRAMS``,
+    frozen layers, modules, the number of torch threads.
 
     :param accelerate: with ``"auto"`` updates stay plain where no program can be made, with ``"compiled"`` that is an error
     :param kernels: matrix kernels of compiled updates; ``None`` chooses by the processor
@@ -106,7 +106,7 @@ class Updater(GradientStep):
         self.updates_made = self.programs_made = 0
         self.declined: str | None = None
         self._guards: list[Any] = []
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], dict[str, Program]] = {}
 
     def prepare(self, updates_made: int = 0) -> None:
         """:param updates_made: since the model was constructed or loaded, before this series"""
@@ -139,23 +139,14 @@ class Updater(GradientStep):
         self.updates_made += 1
         return losses
 
-    def critic_gradients(
-        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    def gradients(
+        self, name: str, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
     ) -> tuple[Losses, Gradients]:
-        if "critic" not in self._active:
-            return super().critic_gradients(batch, noise, settings)
-        outputs = self._run("critic", _numbers(settings), noise)
-        return Losses(*outputs[: len(Losses._fields)]), outputs[len(Losses._fields) :]  # type: ignore[arg-type]
-
-    def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
-        if "actor" not in self._active:
-            return super().actor_gradients(batch)
-        loss, *gradients = self._run("actor")
-        return loss, gradients  # type: ignore[return-value]
-
-    def _run(self, name: str, *others: th.Tensor) -> Sequence[th.Tensor | None]:
+        if name not in self._active:
+            return super().gradients(name, batch, noise, settings)
         with th.no_grad(), precision.matrix_kernels(self.kernels):
-            return self._active[name](*self._inputs, *others, *self._batch)
+            outputs = self._active[name](*self._inputs, _numbers(settings), noise, *self._batch)
+        return Losses(*outputs[: len(Losses._fields)]), outputs[len(Losses._fields) :]
 
     def decline(self, reason: str) -> None:
         """Make plain updates from now on, and say why."""
@@ -165,13 +156,12 @@ class Updater(GradientStep):
     def _programs_for(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
         keys_of_dicts = [tuple(part) if isinstance(part, dict) else part is None for part in batch]
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in self._batch]
-        same = (*keys_of_dicts, *layouts, *self._constants)
-        keys = {"critic": (settings.prioritization, settings.top_quantiles_to_drop_per_net, *same), "actor": same}
-        while missing := [key for key in keys.items() if key not in self._programs]:
+        key = (settings._replace(**_NOT_IN_PROGRAMS), *keys_of_dicts, *layouts, *self._constants)
+        while key not in self._programs:
             if not self.tensors.is_current():  # plain updates of this series may have set buffers anew
                 self.prepare(self.updates_made)
             try:
-                self._programs.update(self._make(missing, batch, noise, settings))
+                self._programs[key] = self._make(batch, noise, settings)
             except CannotAccelerate as error:
                 if str(error).startswith("compiling") and _cleared_after_signal(error):
                     continue
@@ -179,27 +169,27 @@ class Updater(GradientStep):
                     raise CannotAccelerate(f"accelerate='compiled' cannot be used: {error}") from error
                 self.decline(str(error))
                 return {}
-        return {name: self._programs[name, key] for name, key in keys.items()}
+        return self._programs[key]
 
-    def _make(
-        self, missing: list[tuple[Any, ...]], batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
-    ) -> dict[tuple[Any, ...], Program]:
+    def _make(self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings) -> dict[str, Program]:
         if self.accelerate == "auto" and self.programs_made >= MOST_PROGRAMS:
             raise CannotAccelerate(f"{MOST_PROGRAMS} programs were made: something that is part of them keeps changing")
         if not self._programs:
             self.announce("accelerate: compiling the update, about 10 s the first time, about 2 s from then on")
         # Each an object of its own: a batch may hold one tensor twice, and the next batch two of them
         tensors, parts = [[tensor.detach() for tensor in group] for group in (self._inputs, self._batch)]
-        inputs = {"critic": [*tensors, _numbers(settings), noise, *parts], "actor": [*tensors, *parts]}
-        # All are copied first: meanwhile a thread may predict, which switches the layers' modes
-        recordings = {key: _Recording(self, key[0], batch, settings) for key in missing}
-        made = {key: recording.program(inputs[recording.name]) for key, recording in recordings.items()}
+        inputs = [*tensors, _numbers(settings), noise, *parts]
+        # Both are copied first: meanwhile a thread may predict, which switches the layers' modes
+        recordings = {name: _Recording(self, name, batch, settings) for name in self.tensors.networks}
+        made = {name: recording.program(inputs) for name, recording in recordings.items()}
         self.programs_made += len(made)
         return made
 
 
 NUMBERS = ("gamma", "target_policy_noise", "target_noise_clip")
-"""Of ``UpdateSettings``, those that the critics' program reads anew at every update: changing them makes no new program."""
+"""Of ``UpdateSettings``, those that a program reads anew at every update."""
+_NOT_IN_PROGRAMS: dict[str, Any] = dict.fromkeys((*NUMBERS, "tau", "max_grad_norm"), 0)
+"""Changing these makes no new program."""
 
 
 def _numbers(settings: UpdateSettings) -> th.Tensor:
@@ -210,8 +200,8 @@ class _Recording:
     """
     A copy of the policy, and from it ``program``: loss and gradients of one network as a function of tensors alone.
 
-    Its inputs are the policy's tensors in the order of ``PolicyTensors.named``; for the critics ``NUMBERS`` in one tensor and
-    the noise; and the tensors of the batch. It changes buffers in place.
+    Its inputs are the policy's tensors in the order of ``PolicyTensors.named``, ``NUMBERS`` in one tensor, the noise, and the
+    tensors of the batch. It changes buffers in place.
     """
 
     def __init__(self, updater: Updater, name: str, batch: ReplayBufferSamples, settings: UpdateSettings):
@@ -271,18 +261,12 @@ class _Recording:
         rounded = precision.hidden_layers(self.policy) if self.products == "bf16" else []
         with th.enable_grad(), _unchanged_attributes(self.policy), precision.bf16_products(rounded):
             before = swap_parameters(self.policy, stand_ins)
-            outputs: list[Any]
-            if self.name == "critic":
-                numbers, noise, *parts = others
-                batch = _rebuilt(self.batch, parts)
-                values = zip(NUMBERS, numbers.to(th.result_type(batch.rewards, 0.0)), strict=True)  # as Python's numbers
-                settings = self.settings._replace(**dict(values))
-                loss, reported = gradient_step.critic_losses(self.policy, batch, noise, settings)
-                outputs = [*reported]
-            else:
-                loss = gradient_step.actor_loss(self.policy, _rebuilt(self.batch, others))
-                outputs = [loss.detach()]
-            outputs += gradient_step.gradients_of(loss, trained)
+            numbers, noise, *parts = others
+            batch = _rebuilt(self.batch, parts)
+            values = zip(NUMBERS, numbers.to(th.result_type(batch.rewards, 0.0)), strict=True)  # as Python's numbers
+            settings = self.settings._replace(**dict(values))
+            loss, reported = gradient_step.losses_of(self.name, self.policy, batch, noise, settings)
+            outputs = [*reported, *gradient_step.gradients_of(loss, trained)]
         if any(tensor.untyped_storage()._cdata != place for tensor, place in memory):
             raise ValueError("a layer sets `.data` of a parameter or buffer, which a program would not do")
         _write_buffers(before, dict(zip(map(id, originals), tensors, strict=True)), stand_ins)

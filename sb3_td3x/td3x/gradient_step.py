@@ -30,7 +30,7 @@ class UpdateSettings(NamedTuple):
 class Losses(NamedTuple):
     """What an update reports: detached tensors, computed before each step; the losses have no dimensions."""
 
-    critic: th.Tensor
+    critic: th.Tensor | None = None
     actor: th.Tensor | None = None
     errors: th.Tensor | None = None  # with "lap" the TD error of each transition, (batch,), which its priority follows
 
@@ -69,10 +69,18 @@ def critic_target(policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tenso
         return kind_of(policy.critic).target(next_values, batch.rewards, batch.dones, discounts, drop)
 
 
-def actor_loss(policy: TD3Policy, batch: ReplayBufferSamples) -> th.Tensor:
-    """The loss that the actor's optimizer minimizes: minus the value of its actions, by the first critic or all quantiles."""
+def actor_losses(
+    policy: TD3Policy, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+) -> tuple[th.Tensor, Losses]:
+    """As ``critic_losses``, of the actor: minus the value of its actions, by the first critic or all quantiles."""
     actions = policy.actor(batch.observations)
-    return losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch, actions))
+    loss = losses.actor_loss(kind_of(policy.critic).actor_objective(policy.critic, batch, actions))
+    return loss, Losses(actor=loss.detach())
+
+
+def losses_of(name: str, *args: Any) -> tuple[th.Tensor, Losses]:
+    """``critic_losses`` or ``actor_losses``, of which a program is made by name."""
+    return critic_losses(*args) if name == "critic" else actor_losses(*args)
 
 
 def trainable(network: BaseModel) -> list[nn.Parameter]:
@@ -134,12 +142,12 @@ class GradientStep:
         undo = self._save_state(with_actor)
         try:
             with precision.denormals_flushed():
-                reported, gradients = self.critic_gradients(batch, noise, settings)
-                self._optimizer_step("critic", reported.critic, gradients, settings.max_grad_norm, number)
+                reported, gradients = self.gradients("critic", batch, noise, settings)
+                self._optimizer_step("critic", reported, gradients, settings.max_grad_norm, number)
                 if with_actor:
-                    loss, gradients = self.actor_gradients(batch)
-                    self._optimizer_step("actor", loss, gradients, settings.max_grad_norm, number)
-                    reported = reported._replace(actor=loss)
+                    of_actor, gradients = self.gradients("actor", batch, noise, settings)
+                    self._optimizer_step("actor", of_actor, gradients, settings.max_grad_norm, number)
+                    reported = reported._replace(actor=of_actor.actor)
         except BaseException:  # also Ctrl-C; within an optimizer's step a part of that step may stay
             undo()
             raise
@@ -147,28 +155,22 @@ class GradientStep:
             self._update_targets(settings.tau)
         return reported
 
-    def critic_gradients(
-        self, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
+    def gradients(
+        self, name: str, batch: ReplayBufferSamples, noise: th.Tensor, settings: UpdateSettings
     ) -> tuple[Losses, Gradients]:
-        """The critics' losses, and the gradients of what their optimizer minimizes."""
+        """The losses of ``"critic"`` or ``"actor"``, and the gradients of what its optimizer minimizes."""
         with th.enable_grad(), precision.bf16_products(self._rounded):
-            loss, reported = critic_losses(self.policy, batch, noise, settings)
-            return reported, gradients_of(loss, self.tensors.trained["critic"])
+            loss, reported = losses_of(name, self.policy, batch, noise, settings)
+            return reported, gradients_of(loss, self.tensors.trained[name])
 
-    def actor_gradients(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, Gradients]:
-        """The actor's loss and its gradients."""
-        with th.enable_grad(), precision.bf16_products(self._rounded):
-            loss = actor_loss(self.policy, batch)
-            return loss.detach(), gradients_of(loss, self.tensors.trained["actor"])
-
-    def _optimizer_step(self, name: str, loss: th.Tensor, gradients: Gradients, max_norm: float | None, number: int) -> None:
+    def _optimizer_step(self, name: str, reported: Losses, gradients: Gradients, max_norm: float | None, number: int) -> None:
         optimizer = self.tensors.networks[name].optimizer
         pairs = zip(self.tensors.trained[name], gradients, strict=True)
         reached = {parameter: _laid_out_like(parameter, gradient) for parameter, gradient in pairs if gradient is not None}
         if not reached:
             return  # the whole network is frozen
         # A sum is the cheapest operation that keeps every NaN and infinity
-        if not th.isfinite(th.stack([loss, *[gradient.sum() for gradient in reached.values()]]).sum()):
+        if not th.isfinite(th.stack([getattr(reported, name), *[gradient.sum() for gradient in reached.values()]]).sum()):
             raise NonFiniteError(f"{name} loss or its gradient", f"update {number}")
         if max_norm is not None:  # as torch's `clip_grad_norm_`, which takes them from `parameter.grad`
             scale = (max_norm / (nn.utils.get_total_norm(reached.values()) + 1e-6)).clamp(max=1.0)

@@ -146,6 +146,14 @@ class TestAuto:
         model(verbose=1, learning_starts=2).learn(20)
         assert capsys.readouterr().out.count("accelerate: plain (there is no C++ compiler") == 1
 
+    def test_stays_plain_where_compiled_updates_have_not_been_run(self, monkeypatch):
+        monkeypatch.setattr(compiled, "has_compiler", lambda: True)
+        networks = model().policy
+        assert update_path("auto", networks, SWITCH_AFTER) == "compiled"
+        monkeypatch.setattr(compiled.sys, "platform", "darwin")
+        assert update_path("auto", networks, SWITCH_AFTER) == "plain"
+        assert update_path("compiled", networks) == "compiled"
+
 
 class TestCompiled:
     def test_is_refused_without_a_compiler(self, monkeypatch):

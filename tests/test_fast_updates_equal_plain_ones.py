@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, NonFiniteError, TD3XPolicy
-from sb3_td3x.td3x import compiled
+from sb3_td3x.td3x import compiled, gradient_step
 from tests.paths import assert_equal, noise, pair, programs, ready, train
 from tests.tools import SMALL, LineEnv, feed, largest_difference, random_batch, train_each, train_on, weights, without_output
 
@@ -108,6 +108,22 @@ def test_an_edited_setting_takes_effect_with_the_next_update(name, values, progr
         made.append(programs(compiled))
         assert_equal(plain, compiled, atol=1e-6)
     assert made == programs_made
+
+
+def test_a_setting_that_a_changed_loss_reads_takes_effect_with_the_next_update(monkeypatch):
+    usual = gradient_step.actor_losses
+
+    def scaled(policy, batch, noise, settings):
+        loss, reported = usual(policy, batch, noise, settings)
+        return loss, reported._replace(actor=settings.top_quantiles_to_drop_per_net * reported.actor)
+
+    monkeypatch.setattr(gradient_step, "actor_losses", scaled)
+    for algorithm in pair(policy_delay=1, n_quantiles=5, learning_rate=0.0):
+        reported = []
+        for algorithm.top_quantiles_to_drop_per_net in (1, 3):
+            train_on(algorithm, [0])
+            reported.append(algorithm.logger.name_to_value["train/actor_loss"])
+        assert reported[1] == pytest.approx(3 * reported[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("first", ["plain", "compiled"])

@@ -114,7 +114,7 @@ class TestAlgorithm:
         place = algorithm.replay_buffer._sampled
         np.random.set_state(state)
         algorithm.train(1, 8)
-        target = gradient_step.critic_target(before, batch, th.zeros_like(batch.actions), algorithm._update_settings())
+        target = gradient_step.critic_target(before, batch, th.zeros_like(batch.actions), algorithm._settings_of_update())
         with th.no_grad():
             values = before.critic(batch.observations, batch.actions)
         expected = [priority(error) for error in largest_errors([value.numpy() for value in values], target.numpy())]

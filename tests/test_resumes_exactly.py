@@ -518,6 +518,13 @@ class TestSaysWhatIsNotExact:
         with pytest.warns(UserWarning, match="update path was plain, is compiled"):
             resumed._setup_learn(20, None, reset_num_timesteps=False)
 
+    def test_another_kind_of_device_is_named(self, tmp_path):
+        algorithm = model(seeded()).learn(20)
+        algorithm.device = th.device("mps")
+        save_run(algorithm, tmp_path)
+        with pytest.warns(UserWarning, match=r"not restored exactly: .*device was mps, is cpu"):
+            resume_run(tmp_path, seeded()).learn(40, resume=True)
+
     def test_another_class_of_the_model_is_named(self, tmp_path):
         save_run(model(seeded(), cls=type("Own", (TD3X,), {})).learn(20), tmp_path)
         with pytest.warns(UserWarning, match=r"not restored exactly: .*algorithm was Own, is TD3X"):

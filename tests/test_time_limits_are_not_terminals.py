@@ -35,7 +35,7 @@ def test_the_target_discounts_an_n_step_return_by_the_steps_that_it_sums():
     with th.no_grad():
         values = policy.critic_target(batch.next_observations, policy.actor_target(batch.next_observations))
     expected = batch.rewards + batch.discounts * th.cat(values, dim=1).amin(dim=1, keepdim=True)
-    found = gradient_step.critic_target(policy, batch, th.zeros_like(batch.actions), algorithm._update_settings())
+    found = gradient_step.critic_target(policy, batch, th.zeros_like(batch.actions), algorithm._settings_of_update())
     th.testing.assert_close(found, expected)
 
 

@@ -217,7 +217,7 @@ def _load_buffer(model: Resumable, store: Store, saved: Checkpoint, trust: bool)
 def _machine(model: Resumable) -> dict[str, Any]:
     """What the rounding of a run depends on besides its settings, and the versions of what draws its random numbers."""
     described: dict[str, Any] = {"algorithm": type(model).__name__, **versions()}
-    described |= {"processor": precision.processor(), "torch threads": th.get_num_threads()}
+    described |= {"device": model.device.type, "processor": precision.processor(), "torch threads": th.get_num_threads()}
     if isinstance(model, TD3X):
         described["update path"] = update_path(model.accelerate, model.policy, model._updates_since_load)
         described["matrix kernels"] = model._matrix_kernels or precision.choose_matrix_kernels()

@@ -109,10 +109,10 @@ def _has_ended(pid: int, start: int | None = None) -> bool:
         return Path("/proc/self").exists()
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
     """What every heartbeat of the lock's holder changes."""
     with suppress(OSError):
-        return (status := path.stat()).st_ino, status.st_ctime_ns
+        return (status := path.stat()).st_ino, status.st_mtime_ns, status.st_ctime_ns  # the last is of creation on Windows
     return None
 
 

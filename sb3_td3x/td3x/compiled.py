@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,13 +65,15 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
     """
     if accelerate == "plain" or (accelerate == "auto" and updates_made < SWITCH_AFTER):
         return "plain"
-    if (reason := _why_plain(policy)) and accelerate == "compiled":
+    if (reason := _why_plain(accelerate, policy)) and accelerate == "compiled":
         raise CannotAccelerate(f"accelerate='compiled' cannot be used: {reason}")
     return "plain" if reason else "compiled"
 
 
-def _why_plain(policy: TD3Policy) -> str:
+def _why_plain(accelerate: str, policy: TD3Policy) -> str:
     """Why this policy's updates cannot be compiled here; empty if nothing is known against it."""
+    if accelerate == "auto" and sys.platform != "linux":  # a second OpenMP library, as macOS may have, would end the process
+        return "compiled updates have been run on Linux only; accelerate='compiled' tries them"
     if policy.device.type != "cpu":
         return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"
     if kind_of(policy.critic) not in (SCALAR, QUANTILES):
@@ -117,7 +120,7 @@ class Updater(GradientStep):
             self._programs.clear()  # recorded from other layers
         self._path = update_path(self.accelerate, self.policy, SWITCH_AFTER)  # of this series, which may pass the switch
         if self.accelerate == "auto" and self._path == "plain" and updates_made >= SWITCH_AFTER and self.declined is None:
-            self.decline(_why_plain(self.policy))
+            self.decline(_why_plain("auto", self.policy))
         may_compile = self._path == "compiled" and self.declined is None
         guards = [_has_hooks(self.tensors), *_guards(self.tensors)] if may_compile else self._guards
         if before is not self.tensors or guards != self._guards:

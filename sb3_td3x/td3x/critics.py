@@ -11,12 +11,15 @@ from sb3_td3x.td3x import losses
 
 
 class CriticKind(NamedTuple):
-    """The functions of a kind of critic. Its ``forward`` returns one tensor per critic."""
+    """
+    The functions of a kind of critic. A critic class names it as its attribute ``kind``; its ``forward`` returns one tensor
+    per critic, here ``values``.
+    """
 
-    target: Callable[..., th.Tensor]
-    loss: Callable[..., th.Tensor]
-    huber_loss: Callable[..., th.Tensor]  # for prioritized replay
-    actor_objective: Callable[..., th.Tensor]  # what the actor maximizes the mean of, for a batch and its own actions
+    target: Callable[..., th.Tensor]  # (values, rewards, dones, discounts, top_quantiles_to_drop_per_net)
+    loss: Callable[..., th.Tensor]  # (values, target)
+    huber_loss: Callable[..., th.Tensor]  # (values, target), for prioritized replay
+    actor_objective: Callable[..., th.Tensor]  # (critic, batch, actions): what the actor maximizes the mean of
 
 
 SCALAR = CriticKind(

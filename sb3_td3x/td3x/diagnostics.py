@@ -30,7 +30,7 @@ def record(model: Any) -> None:
         model.policy.set_training_mode(False)
         noise = th.randn(batch.actions.shape, generator=th.Generator().manual_seed(model.num_timesteps), device="cpu")
         with generators_kept():  # a network may draw numbers
-            measured = measure(model.policy, batch, noise.to(batch.actions), model._update_settings())
+            measured = measure(model.policy, batch, noise.to(batch.actions), model._settings_of_update())
         for name, value in measured.items():
             model.logger.record(f"train/{name}", value)
 

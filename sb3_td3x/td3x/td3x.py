@@ -433,7 +433,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         """
         if self.num_timesteps > self.learning_starts and self._lacks_data():  # earlier only a user calls this
             return self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        settings = self._update_settings()
+        settings = self._settings_of_update()
         gradient_steps, batch_size = int(gradient_steps), int(batch_size)  # a callback may have set 64.0
         self.policy.set_training_mode(True)
         self._update_learning_rates()
@@ -495,7 +495,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             update_learning_rate(self.critic.optimizer, rate)
             self.logger.record("train/qf_learning_rate", rate)
 
-    def _update_settings(self) -> UpdateSettings:
+    def _settings_of_update(self) -> UpdateSettings:
         buffers.check_prioritization(self.prioritization, type(self.replay_buffer))  # either may have been set since
         self._check_settings()
         return UpdateSettings(*[getattr(self, name) for name in UpdateSettings._fields])

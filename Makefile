@@ -76,12 +76,12 @@ versions: $(ALL)
 	$(BIN)/python -m pip install --quiet nox
 	$(BIN)/nox
 
-# Days on two cores: speeds and runs whose figures are not there yet; others.yml needs gymnasium[box2d,mujoco]
+# Days on two cores: saves, studies, and speeds and runs whose figures are not there yet; others.yml needs gymnasium[box2d,mujoco]
 bench: $(ALL)
 	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py
-	for study in returns candidates screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml; done
+	for study in returns candidates screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml || exit 1; done
 	$(BIN)/python benchmarks/figures.py
 
 # Up to an hour: 500 kills, 500 damaged checkpoints, 5,000 damaged files, 200,000 updates instead of the tests' 6, 40, 500 and 3,000
@@ -90,10 +90,9 @@ soak: $(ALL)
 		tests/test_studies_survive_faults.py tests/test_ray_vec_env.py tests/test_docs_and_examples_run.py \
 		tests/test_passes_sb3s_own_tests.py tests/test_logs_what_td3_is_debugged_with.py
 
-# What the folder of this processor lacks (all of it: half an hour on a quiet machine); with SBX if it is installed (sbx-rl)
+# JSON files that the folder of this processor lacks (all: half an hour on a quiet machine); docs/speed.md has tables of four processors
 speed: $(ALL)
 	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
-	$(BIN)/python benchmarks/figures.py
 
 commit-checks: format lint type test docs
 

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 from results import TUNING_SEEDS, VALUES, Runs, last, runs, score, table
 
-BENCHMARKS = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
 
 
@@ -117,8 +117,8 @@ def _each_end(found: Runs, setting: str, task: str) -> str:
 
 def effects_table(plan: str) -> str:
     """What each factor of a plan of ``gpu_screen.py`` is worth at the end of the runs, by least squares."""
-    factors = list(yaml.safe_load((BENCHMARKS / f"{plan}.yml").read_text())["factors"])
-    with (BENCHMARKS / "results" / f"{plan}.csv").open(newline="") as file:
+    factors = list(yaml.safe_load((RESULTS / f"{plan}.yml").read_text())["factors"])
+    with (RESULTS / f"{plan}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     ends = sorted({int(row["steps"]) for row in rows})[-2:]
     settings = sorted({row["setting"] for row in rows})

@@ -1,6 +1,6 @@
 """
-How long an update takes: TD3X's paths, SB3's ``TD3``, sb3-contrib's ``TQC``, SBX's ``TD3`` where it is installed, an update
-without a framework, and the bare matrix products.
+How long an update takes: TD3X's paths, SB3's ``TD3``, sb3-contrib's ``TQC``, an update without a framework, and the bare
+matrix products.
 
 All take turns in one process. To compare two states of the code, run it with each checkout on PYTHONPATH, in turns.
 Usage: ``python benchmarks/contenders.py [--batch 256] [--quantiles 25] [--out FILE]``
@@ -11,7 +11,6 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,7 @@ def algorithms() -> bench.Algorithms:
         for name, (algorithm, settings) in bench.ALGORITHMS.items()
         if algorithm is TD3X
     }
-    others: dict[str, Any] = {"sb3-contrib TQC": (TQC, {})}
-    if find_spec("sbx") is not None:
-        from sbx import TD3 as JaxTD3
-
-        others["SBX TD3 (JAX)"] = (JaxTD3, {})
-    return {**bench.ALGORITHMS, **bf16, **others}
+    return {**bench.ALGORITHMS, **bf16, "sb3-contrib TQC": (TQC, {})}
 
 
 def contenders(case: Case, device: str = "cpu", announce: Callable[[str], None] = print) -> dict[str, Callable[[], None]]:
@@ -164,7 +158,7 @@ def _backward(network: list[dict[str, th.Tensor]], weights: bool = True, inputs:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {"batch": "batch_size", "observations": "observations", "actions": "actions", "critics": "n_critics"}
-    sizes |= {"envs": "n_envs", "buffer": "buffer_size", "quantiles": "n_quantiles"}
+    sizes |= {"buffer": "buffer_size", "quantiles": "n_quantiles"}
     for option, field in sizes.items():
         parser.add_argument(f"--{option}", dest=field, type=int, default=getattr(Case, field))
     parser.add_argument("--net", default="400,300", help="hidden layers")

@@ -82,15 +82,14 @@ def write_raw_tables(page: Path) -> None:
     found = runs()
     sections = {
         "Results on PyBullet": results_figures.results_table(found),
-        "Variants of TD3X": results_figures.variants_table(found),
-        "Thousand steps to published scores of SB3's TD3, seed by seed": results_figures.milestones_table(found),
         "Every run": results_figures.runs_table(found),
         "The last and the best actor of a run on 100 fresh episodes": results_figures.actors_table(),
         "Runs on tuning seeds": ablation_figures.screening_table(found),
         "Values of the critics and discounted returns of the actor": ablation_figures.values_table(),
     }
     made = "Made by `python benchmarks/figures.py`. Runs shared machines, so their minutes do not compare methods."
-    made += " The file beside each CSV has the settings: `q25` is 25 quantiles, `scalar` TD3's critics, `sale64` embeddings"
+    made += " The file beside each CSV has what was set (without `config`, the rest is the preset of the CSV's commit) and"
+    made += " versions. `q25` is 25 quantiles, `scalar` TD3's critics, `sale64` embeddings"
     made += " of 64, `lin` a rate that falls to 0, `hold` one that is held first, `starts` random steps, `drop` quantiles"
     made += " dropped per critic, `delay` the policy delay, `nstep` steps of the returns, `lap` prioritized replay."
     parts = [f"## {title}\n\n{text}\n" for title, text in sections.items()]

@@ -16,20 +16,11 @@ METHODS = {
     SB3_TD3: ("SB3 TD3", "#d0561f"),
     SB3_TQC: ("sb3-contrib TQC", "#0f9f8f"),
 }
-VARIANTS = {
-    ("td3x", "embeddings"): "TD3X with embeddings",
-    ("td3x", "nstep3"): "TD3X, three-step returns",
-    ("td3x", "q25-tau0.02"): "TD3X, constant learning rate",
-    ("td3x", "scalar-compiled"): "TD3X, TD3's critics, tau 0.005, constant learning rate",
-    ("td3x", "t3d"): "TD3X, preset t3d",
-}
 ENVIRONMENTS = ("HalfCheetahBulletEnv-v0", "AntBulletEnv-v0", "HopperBulletEnv-v0", "Walker2DBulletEnv-v0")
 # Means from 400,000 to 500,000 of a million steps, one seed each, from evaluations in DLR-RM/rl-trained-agents
 ZOO_AGENTS = {"SB3 TD3": (2156, 2847, 2289, 1564), "sb3-contrib TQC": (3330, 3008, 2587, 2041)}
 # Mean and deviation over 25 seeds between 420,000 and 480,000 steps, from results/ of MushroomRL/mushroom-rl-benchmark
 MUSHROOM_RL = ((2037, 356), (1577, 902), (1942, 550), (1277, 548))
-# Of SB3's TD3 after a million steps, three seeds each, from SB3's documentation (docs/modules/td3.md)
-SB3_PUBLISHES = (2774, 3305, 2429, 2063)
 OTHERS = {
     "Pendulum-v1": "above -180 by 10k",
     "MountainCarContinuous-v0": "above 90",
@@ -79,11 +70,6 @@ def readme_table(found: Runs) -> str:
         for method, (label, _) in METHODS.items()
     ]
     return table(["", *map(short, ENVIRONMENTS)], rows)
-
-
-def variants_table(found: Runs) -> str:
-    rows = [[label, *(_cell(ends(found, method, env)) for env in ENVIRONMENTS)] for method, label in VARIANTS.items()]
-    return table(["return after 500,000 steps", *map(short, ENVIRONMENTS)], rows)
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -144,22 +130,6 @@ def mujoco_table(found: Runs) -> str:
         rows.append([label, *(_cell([last(run, LAST) for run in runs_of_env]) for runs_of_env in members)])
     rows.append(["TD3, published by its authors (v1, at 300,000 steps)", *(f"{mean} (10)" for mean in AUTHORS_PUBLISH)])
     return table(["return after 300,000 steps", *MUJOCO], rows)
-
-
-def milestones_table(found: Runs) -> str:
-    """Thousand steps until the mean of five evaluations passed two published scores of SB3's TD3."""
-    rows = []
-    for method, label in {**{method: label for method, (label, _) in METHODS.items()}, **VARIANTS}.items():
-        for env, agent, published in zip(ENVIRONMENTS, ZOO_AGENTS["SB3 TD3"], SB3_PUBLISHES, strict=True):
-            if members := reported(found, method, env):
-                levels = [f"{level}: {', '.join(_passed(run, level) for run in members)}" for level in (agent, published)]
-                rows.append([label, short(env), *levels])
-    return table(["method", "task", "published run, 500,000 steps", "SB3's documentation, 1,000,000 steps"], rows)
-
-
-def _passed(run: dict[str, np.ndarray], level: float) -> str:
-    above = run["timesteps"][SMOOTH - 1 :][_smoothed(run) > level]
-    return f"{above[0] / 1000:.0f}" if len(above) else "never"
 
 
 def runs_table(found: Runs) -> str:

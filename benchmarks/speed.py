@@ -34,8 +34,6 @@ GROWTH = [
     {"net": "256,256"},
     {"net": "1024,1024"},
     {"observations": 376, "actions": 17},
-    {"critics": 1},
-    {"critics": 4},
     {"buffer": 1_000_000},
 ]
 WALKER = [{"batch": batch, "threads": 1} for batch in (100, 256)]

@@ -18,15 +18,13 @@ UPDATES = {
     "25 quantiles, plain": "TD3X plain, 25 quantiles",
     "sb3-contrib's TQC, 25 quantiles": TQC,
 }
-# One factor at a time around batch 256, 400-300, 22 observations, 6 actions, 2 critics, 100,000 transitions
+# One factor at a time around batch 256, 400-300, 22 observations, 6 actions, 100,000 transitions
 SIZES = {
     "batch 256": "",
     "batch 1024": "batch-1024",
     "256-256": "net-256x256",
     "1024-1024": "net-1024x1024",
     "376 observations, 17 actions": "observations-376_actions-17",
-    "1 critic": "critics-1",
-    "4 critics": "critics-4",
     "1,000,000 transitions": "buffer-1000000",
 }
 

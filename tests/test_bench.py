@@ -24,11 +24,6 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(compiled, "has_compiler", lambda: False)
 
 
-@pytest.fixture(autouse=True)
-def no_sbx(monkeypatch):
-    monkeypatch.setattr(contenders, "find_spec", lambda name: None)
-
-
 def test_a_path_that_cannot_be_used_is_named_with_the_reason():
     lines = []
     assert list(bench.contenders(SMALL, "cpu", lines.append)) == [bench.BASELINE, "TD3X plain"]

@@ -36,7 +36,6 @@ class Case:
     observations: int = 22  # numbers in one
     actions: int = 6
     n_critics: int = 2
-    n_envs: int = 1
     buffer_size: int = 100_000
     n_quantiles: int = 1  # above 1, TD3X is also measured with critics of this many quantiles
 
@@ -51,7 +50,7 @@ def model(algorithm: type[OffPolicyAlgorithm], case: Case, device: str = "cpu", 
         return env
 
     made = algorithm(
-        "MlpPolicy", DummyVecEnv([make_env] * case.n_envs), learning_rate=1e-3, buffer_size=case.buffer_size,
+        "MlpPolicy", DummyVecEnv([make_env]), learning_rate=1e-3, buffer_size=case.buffer_size,
         batch_size=case.batch_size, tau=0.005, gamma=0.99,
         policy_kwargs={"net_arch": list(case.net_arch), "n_critics": case.n_critics}, seed=0, device=device, **settings,
     )  # fmt: skip

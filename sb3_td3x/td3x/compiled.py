@@ -72,7 +72,7 @@ def update_path(accelerate: str, policy: TD3Policy, updates_made: int = 0) -> st
 
 def _why_plain(accelerate: str, policy: TD3Policy) -> str:
     """Why this policy's updates cannot be compiled here; empty if nothing is known against it."""
-    if accelerate == "auto" and sys.platform != "linux":  # a second OpenMP library, as macOS may have, would end the process
+    if accelerate == "auto" and sys.platform != "linux":  # macOS: a second OpenMP library ends the process (torch #122705)
         return "compiled updates have been run on Linux only; accelerate='compiled' tries them"
     if policy.device.type != "cpu":
         return f"compiled updates are for the CPU, the networks are on {policy.device.type!r}"

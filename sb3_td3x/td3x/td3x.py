@@ -91,8 +91,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param seed: seed of every random generator; ``None`` leaves the global ones as they are
     :param device: ``"auto"`` is CUDA where there is one, else the CPU
     :param _init_setup_model: build the networks now; ``load`` turns this off
-    :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which compiles them
-        after 5,000 updates since the model was constructed or loaded. All make the same updates up to rounding
+    :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which on Linux compiles
+        them after 5,000 updates since the model was constructed or loaded. All make the same updates up to rounding
     :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates, on processors with
         units for it; all else is float32
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics (Kuznetsov et al. 2020,

@@ -1,6 +1,7 @@
 """Every Python block of README and docs runs, every example and notebook runs, commands and links shown are there."""
 
 import importlib
+import json
 import re
 import runpy
 import shlex
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import numpy as np
 import pytest
 import typer
+from scipy import stats
 from stable_baselines3.common.save_util import load_from_pkl
 
 from sb3_td3x import NonFiniteError, cli
@@ -27,6 +30,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 AGENTS = sorted(path for path in (ROOT / "agents").iterdir() if path.is_dir())
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+with_results = pytest.mark.skipif(
+    not (ROOT / "benchmarks" / "results").exists(), reason="results are not part of the source distribution"
+)
 STEPS = 200  # blocks and examples are run with this many steps instead of those they show
 ELSEWHERE = {"walk_without_torch.py", "demo.py", "search.py", "resume.py"}  # tests of their own run them
 
@@ -99,12 +105,42 @@ def test_examples(path, tmp_path, monkeypatch):
     assert list(tmp_path.glob("*.zip")), "the example saves its model"
 
 
-@pytest.mark.skipif(not (ROOT / "benchmarks" / "results").exists(), reason="results are not part of the source distribution")
-def test_the_readme_shows_the_results_of_the_raw_files():
-    import results_figures
+@with_results
+def test_every_table_shows_what_the_raw_files_say(tmp_path, monkeypatch):
+    import figures
 
-    shown = (ROOT / "README.md").read_text().partition("<!-- results table -->\n")[2].partition("\n<!-- end -->")[0]
-    assert shown == results_figures.readme_table(results_figures.runs())
+    written = []
+    monkeypatch.setattr(Path, "write_text", lambda path, text: written.append((path, text)))
+    monkeypatch.setattr(figures, "STATIC", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["figures.py"])
+    figures.main()
+    assert len({path for path, _ in written}) == 8
+    for path, text in written:
+        assert text == path.read_text(), "`python benchmarks/figures.py` renews it"
+
+
+@with_results
+def test_sentences_about_the_results_hold_the_numbers_of_the_raw_files():
+    from results_figures import ACTORS, DEFAULT, ENVIRONMENTS, LAST, MUJOCO, SB3_TD3, TUNING_SEEDS, ends, last, runs, short
+
+    found, page = runs(), " ".join((ROOT / "docs" / "results.md").read_text().split())
+    intervals = []
+    for env in ENVIRONMENTS:
+        ours, theirs = ends(found, DEFAULT, env), ends(found, SB3_TD3, env)
+        assert f"{100 * (np.mean(ours) / np.mean(theirs) - 1):+.0f} % ({short(env)})" in page
+        low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+        intervals.append(f"{(low + high) / 2:.0f} ± {(high - low) / 2:.0f}")
+    assert f"Welch's 95 % intervals of the differences from SB3's TD3 hold 0: {', '.join(intervals)}." in page
+
+    def mean(method, env):
+        return np.mean([last(run, LAST) for run in found[(*method, env)] if run["seed"][0] < TUNING_SEEDS])
+
+    above, below = (100 * abs(mean(DEFAULT, env) / mean(SB3_TD3, env) - 1) for env in MUJOCO)
+    assert f"{above:.0f} % above SB3's one on HalfCheetah, {below:.0f} % below on Hopper" in page
+
+    returns = [json.loads(path.read_text())["returns"] for path in ACTORS.glob("*.json")]
+    losses = [np.mean(actors["best by evaluations"]) - np.mean(actors["live"]) for actors in returns]
+    assert f"in {sum(loss <= 70 for loss in losses)} of {len(losses)} runs" in page
 
 
 def test_an_interrupted_example_resumes(tmp_path, example, capsys):

@@ -9,7 +9,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import TD3XCheckpointCallback, replay, resume_run, save_run
@@ -281,3 +281,21 @@ def test_a_run_is_saved_whose_environments_take_no_calls(tmp_path):
     save_run(model(Closed()).learn(20), tmp_path)
     with pytest.warns(UserWarning, match="not restored exactly: the current episodes|not restored exactly: the environments"):
         assert resume_run(tmp_path, Closed()).learn(40, resume=True).num_timesteps == 40
+
+
+class NamedAlike(LineEnv):
+    """As the hands of Gymnasium-Robotics, whose states have these names too."""
+
+    def get_env_state(self):
+        return {}
+
+    def set_env_state(self, state_dict):
+        raise AssertionError("it was not asked for")
+
+
+def test_environments_may_have_methods_named_as_those_of_checkpoints(tmp_path):
+    env = SubprocVecEnv([NamedAlike, NamedAlike], "fork")
+    model(env).learn(40, TD3XCheckpointCallback(10, tmp_path))
+    with pytest.warns(UserWarning, match="not restored exactly"):
+        assert resume_run(tmp_path, env).learn(60, resume=True).num_timesteps == 60
+    env.close()

@@ -1,10 +1,9 @@
 """
 The state of the environments and of the layers around them.
 
-An environment that offers its state has two methods, ``get_run_state()`` (values and arrays that ``safe_pickle`` takes) and
-``set_run_state(state)``. The state of the usual wrappers is known. If every layer offers its state, a run resumes inside the
-episode. Otherwise it resumes with the reset that began the episode, if that can be repeated (``rewind()``), or with a new
-episode. A wrapper that keeps something beyond an episode and does not offer its state is named as a loss.
+The state of the usual wrappers is known; others may offer it, as ``ResumableEnv`` says. If every layer does, a run resumes
+inside the episode. Otherwise it resumes with the reset that began the episode, if that can be repeated, or with a new episode.
+A wrapper that keeps something beyond an episode and does not offer its state is named as a loss.
 """
 
 import os
@@ -48,6 +47,9 @@ OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_l
 class ResumableEnv(gym.Wrapper):
     """
     The outermost layer of an environment, through which a checkpoint reaches all others, also in another process.
+
+    An environment or wrapper of your own offers its state by two methods: ``get_run_state()`` returns plain values and arrays,
+    and ``set_run_state(state)`` takes them. After ``rewind()``, which it may have, its next reset repeats the last one.
 
     :param env: with all its wrappers
     """
@@ -161,11 +163,13 @@ def _call(env: VecEnv, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]
     if isinstance(env, DummyVecEnv):
         outermost = [inner if isinstance(inner, ResumableEnv) else ResumableEnv(inner) for inner in env.envs]
         return [getattr(inner, name)(*values) for inner, values in zip(outermost, arguments, strict=True)]
-    if isinstance(env, VecEnvWrapper) or not env.has_attr(name):  # such a wrapper is around something of another library
+    if isinstance(env, VecEnvWrapper):  # around something of another library
         return None
     try:
+        if not all(env.env_is_wrapped(ResumableEnv)):  # an environment may have methods of these names
+            return None
         return [env.env_method(name, *values, indices=[index])[0] for index, values in enumerate(arguments)]
-    except NotImplementedError:  # by its `get_attr` SB3 takes every name for one that it has
+    except NotImplementedError:
         return None
 
 

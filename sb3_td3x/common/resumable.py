@@ -87,7 +87,7 @@ class Resumable(OffPolicyAlgorithm):
     _env_hooks: Sequence[Hook] = ()  # count the uses of the environments
     _env_uses = 0  # as many as there are while nobody else uses them
 
-    def learn(self: SelfResumable, total_timesteps: int, *args: Any, resume: bool = False, **kwargs: Any) -> SelfResumable:
+    def learn(self: SelfResumable, total_timesteps: float, *args: Any, resume: bool = False, **kwargs: Any) -> SelfResumable:
         """SB3's ``learn``; with ``resume``, for a model from ``resume_run``, until ``total_timesteps`` in all."""
         if resume:
             if total_timesteps < self.num_timesteps:
@@ -96,7 +96,7 @@ class Resumable(OffPolicyAlgorithm):
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
         with explained_deaths(self.env):
-            return super().learn(total_timesteps, *args, **kwargs)
+            return super().learn(total_timesteps, *args, **kwargs)  # type: ignore[arg-type]  # it only compares it
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         if self._is_watched:

@@ -191,7 +191,7 @@ def resume(
         _use_threads(check_int("threads", experiment.threads if threads is None else threads, minimum=1))
         evaluation_env = _opened(resources, experiment, entry, EVALUATION)
         env = _opened(resources, experiment, entry, TRAINING, monitor_folder=folder.path)
-        model: TD3X = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
+        model = resume_run(folder.checkpoints, env, checkpoint=checkpoint, trust=trust, device=device)
         model.set_logger(log_state.configure(folder.log))
         resources.callback(model.logger.close)
         return Run(experiment, folder, entry, model, evaluation_env, True, lock, resources.pop_all())

@@ -20,7 +20,7 @@ from stable_baselines3.td3 import policies as sb3
 from torch import nn
 
 from sb3_td3x.common.validation import AUTO, POLICY_CHECKS, did_you_mean
-from sb3_td3x.saving.model_zip import explained_errors, opened
+from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, opened
 from sb3_td3x.saving.safe_pickle import load_tensors
 from sb3_td3x.td3x.critics import QuantileCritic
 from sb3_td3x.td3x.normalizer import NormalizesObservations, ObservationNormalizer, RunningMoments
@@ -185,7 +185,7 @@ class TD3XPolicy(sb3.TD3Policy):
             super().set_training_mode(mode)
 
     @class_load
-    def load(cls: type[SelfPolicy], path: str, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
+    def load(cls: type[SelfPolicy], path: PathOrFile, device: th.device | str = "auto", *, trust: bool = False) -> SelfPolicy:
         """
         Load a policy saved with its ``save``, by TD3X or by SB3's ``TD3``.
 

@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TensorDict, TrainFreq
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayBufferSamples, Schedule, TrainFreq
 from stable_baselines3.common.utils import FloatSchedule, get_parameters_by_name, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -334,7 +334,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             return
         for name in ("buffer_size", "optimize_memory_usage", "n_steps", "n_quantiles"):
             if (value := getattr(self, name)) != before[name]:
-                raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...) or load")
+                or_load = "" if name == "n_quantiles" else " or load"
+                raise ValueError(f"{name} cannot be changed from {before[name]!r} to {value!r}: give it to TD3X(...){or_load}")
         if self.learning_rate != before["learning_rate"]:
             self._setup_lr_schedule()  # which SB3 does only once
         self._checked_settings = {name: getattr(self, name) for name in CHECKS}
@@ -357,7 +358,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def learn(  # type: ignore[override]  # SB3's parameters by name
         self: SelfTD3X,
-        total_timesteps: int,
+        total_timesteps: float,
         callback: MaybeCallback = None,
         log_interval: int | None = 4,
         tb_log_name: str = "TD3X",
@@ -592,7 +593,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     @policies.torch_settings()
     def set_parameters(
-        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+        self, load_path_or_dict: PathOrFile | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
         Load networks and optimizers from a saved model or from ``get_parameters``; if one does not fit, none is changed.

@@ -86,7 +86,7 @@ def table(name: str | Path) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"the preset {name} must map environments (or default) to their settings")
     for key in (key for entry in content.values() for key in entry):
-        _require_known(key, name)
+        _require_known(key, f"{name}: ")
     return {env_id: {**table("default")["default"], **entry} for env_id, entry in content.items()}
 
 
@@ -110,8 +110,8 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         if not equals:
             raise ValueError(f"--set needs key=value, not {assignment!r}")
         if name in ("n_timesteps", "n_envs", "seed", "device", "env_kwargs"):
-            raise ValueError(f"{name} is not changed by --set: it has an option (n_timesteps: --steps), and a key in studies")
-        _require_known(name, "--set")
+            raise ValueError(f"{name} is no hyperparameter: it has an option (n_timesteps: --steps), and a key in studies")
+        _require_known(name)
         value = parse(text)
         if dot:
             if name not in (*MAPPINGS, "normalize"):
@@ -125,11 +125,11 @@ def override(entry: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
     return settings
 
 
-def _require_known(key: Any, source: str) -> None:
+def _require_known(key: Any, source: str = "") -> None:
     known = (*RUN_KEYS, *MODEL_KEYS)
     if key not in known:
         hint = ": it is the option --env-kwargs of td3x train" if key == "env_kwargs" else did_you_mean(str(key), known)
-        raise ValueError(f"{source}: there is no setting {key!r}{hint}")
+        raise ValueError(f"{source}there is no setting {key!r}{hint}")
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:

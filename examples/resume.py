@@ -5,7 +5,6 @@ from pathlib import Path
 
 import gymnasium as gym
 import torch
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X, EpisodeSeeds, TD3XCheckpointCallback, resume_run
 
@@ -15,7 +14,7 @@ parser.add_argument("--run", type=Path, default=Path("resumable"), help="folder 
 args = parser.parse_args()
 torch.set_num_threads(1)  # more are much slower beside other programs
 
-env = DummyVecEnv([lambda: EpisodeSeeds(gym.make("Pendulum-v1"), 0)])  # the start of an episode depends on its number only
+env = EpisodeSeeds(gym.make("Pendulum-v1"), 0)  # the start of an episode depends on its number only
 checkpoints = TD3XCheckpointCallback(max(args.steps // 10, 1), args.run)
 is_saved = any(args.run.glob("td3x_*_steps*"))  # a process that was killed early leaves a folder without a checkpoint
 if is_saved:

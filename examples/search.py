@@ -6,7 +6,7 @@ import shutil
 import optuna
 
 from sb3_td3x import NonFiniteError
-from sb3_td3x.runs import experiment
+from sb3_td3x.runs import experiment  # what `td3x train` does; it may change
 
 
 def objective(trial: optuna.Trial) -> float:

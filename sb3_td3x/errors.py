@@ -52,7 +52,7 @@ class NonFiniteError(_Error):
 
 
 class ModelFileError(_Error):
-    """A file is not a model that TD3X can load: damaged, cut off, or saved by another algorithm."""
+    """A saved model, policy, replay buffer or ``VecNormalize`` is damaged or another's, or parameters do not fit the model."""
 
 
 class UntrustedModelError(ModelFileError):

@@ -452,7 +452,7 @@ class TestSaysWhatIsNotExact:
     def test_a_buffer_that_is_not_saved_is_named_and_one_that_is_saved_whole_is_not(self, tmp_path):
         whole = save_run(model(seeded(), replay_buffer_class=OwnBuffer).learn(40), tmp_path / "whole")
         assert (whole.path / "replay_buffer.pkl").exists()
-        save_run(model(seeded()).learn(40), tmp_path / "without", with_replay_buffer=False)
+        save_run(model(seeded()).learn(40), tmp_path / "without", save_replay_buffer=False)
         for name, problems in (("whole", []), ("without", ["the replay buffer (it was not saved)"])):
             with warnings.catch_warnings(record=True) as warned:
                 resumed = resume_run(tmp_path / name, seeded(), trust=name == "whole").learn(60, resume=True)
@@ -463,7 +463,7 @@ class TestSaysWhatIsNotExact:
 
     @pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
     def test_without_its_buffer_a_run_may_have_another_number_of_environments(self, tmp_path, before, now):
-        save_run(model(seeded(count=before)).learn(60), tmp_path, with_replay_buffer=False)
+        save_run(model(seeded(count=before)).learn(60), tmp_path, save_replay_buffer=False)
         with pytest.warns(UserWarning, match="not restored exactly"):
             assert resume_run(tmp_path, seeded(count=now)).learn(90, resume=True).num_timesteps == 90
 

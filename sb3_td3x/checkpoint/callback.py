@@ -16,7 +16,8 @@ from sb3_td3x.common.validation import check_int
 
 class TD3XCheckpointCallback(CheckpointCallback):
     """
-    SB3's ``CheckpointCallback``, whose checkpoints a run can be resumed from, see ``save_run`` and ``resume_run``.
+    SB3's ``CheckpointCallback``, whose checkpoints a run can be resumed from, see ``save_run`` and ``resume_run``. Each is a
+    folder, in which ``model.zip`` is the model.
 
     SB3 calls ``on_step`` before it stores the transition, so a checkpoint is made when the next rollout starts. A save that is
     due waits until the run can be resumed exactly: with one environment for the end of the episode, at most until the next
@@ -31,8 +32,8 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param save_replay_buffer: ``False`` makes small checkpoints, after which a buffer has to be filled again
     :param save_vecnormalize: no effect, kept for SB3's order of arguments: the statistics are part of every checkpoint
     :param verbose: 2 prints each save
-    :param keep_last: checkpoints to keep
-    :param lock: of the run's folder; a process that has lost it, for example because it was suspended, saves no more
+    :param keep_last: checkpoints to keep; older ones are removed
+    :param lock: of ``td3x train``'s folder; a process that has lost it, for example because it was suspended, saves no more
     :raises RunLockedError: if another process has the lock
     :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; earlier checkpoints stay
     :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix that ``save_run`` refuses
@@ -123,7 +124,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
             self._callbacks,
             keep_last=self.keep_last,
             name_prefix=self.name_prefix,
-            with_replay_buffer=self.save_replay_buffer,
+            save_replay_buffer=self.save_replay_buffer,
         )
         if self.verbose >= 2:
             print(f"Saved the run to {self.last.path}")  # noqa: T201  # as SB3's callbacks do

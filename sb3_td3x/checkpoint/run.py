@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -48,7 +48,7 @@ def save_run(
     *,
     keep_last: int = 2,
     name_prefix: str = "td3x",
-    with_replay_buffer: bool = True,
+    save_replay_buffer: bool = True,
 ) -> Checkpoint:
     """
     Save a run so that another process can resume it.
@@ -62,7 +62,8 @@ def save_run(
     :param callbacks: those given to ``learn``; their counters, scores and histories are saved
     :param keep_last: checkpoints to keep, this one among them
     :param name_prefix: of the checkpoint's folder, ``<name_prefix>_<steps>_steps``
-    :param with_replay_buffer: ``False`` saves everything else: a small checkpoint, after which a buffer has to be filled again
+    :param save_replay_buffer: ``False`` saves everything else: a small checkpoint, after which a buffer has to be filled again
+    :return: the checkpoint, with its ``path``, ``steps`` and ``manifest``
     :raises CheckpointError: naming what cannot be written (the disk may be full), a state that cannot be saved, or
         another run's checkpoint, which is left alone
     :raises ValueError: inside a step (in a callback's ``_on_step``), whose transition is not stored yet; before ``learn`` has
@@ -108,7 +109,7 @@ def save_run(
             if path.exists():
                 shutil.copyfile(path, partial / name)
         manifest: dict[str, Any] = {
-            "replay": _save_buffer(model, store, partial) if with_replay_buffer else {},
+            "replay": _save_buffer(model, store, partial) if save_replay_buffer else {},
             "logs": log_state.lengths(model.logger, env, store.folder),
             "machine": _machine(model),
             "resumed": model.resumptions,
@@ -120,20 +121,27 @@ def save_run(
     return checkpoint
 
 
+@overload
+def resume_run(folder: str | Path, env: GymEnv, *, algorithm: type[SelfResumable], **kwargs: Any) -> SelfResumable: ...
+@overload
+def resume_run(
+    folder: str | Path, env: GymEnv, *, checkpoint: int | None = None, trust: bool = False, **kwargs: Any
+) -> TD3X: ...
 def resume_run(
     folder: str | Path,
     env: GymEnv,
     *,
     checkpoint: int | None = None,
     trust: bool = False,
-    algorithm: type[SelfResumable] = TD3X,  # type: ignore[assignment]  # the default of a type variable
+    algorithm: type[Resumable] = TD3X,
     **kwargs: Any,
-) -> SelfResumable:
+) -> Resumable:
     """
     Load the model of a saved run, which ``learn(total, callback, resume=True)`` continues.
 
     Random generators, environments and the callbacks given to ``learn`` get their saved state when ``learn`` begins, so that
-    what happens before does not matter. What could not be restored is then named in a warning and in later checkpoints.
+    what happens before does not matter. What could not be restored is then named in a warning, in ``model.resumptions`` and in
+    later checkpoints.
 
     :param folder: given to ``save_run``
     :param env: built as the run's was

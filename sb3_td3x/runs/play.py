@@ -36,7 +36,7 @@ def open_evaluation_env(folder: RunDir, seed: int, render_mode: str | None = Non
     if statistics is None:
         return env
     inside = env.venv if isinstance(env, VecNormalize) else env  # with images transposed, or not, as in training
-    loaded = load_vecnormalize(statistics, inside, trust)
+    loaded = load_vecnormalize(statistics, inside, trust=trust)
     loaded.training = loaded.norm_reward = False
     return loaded
 

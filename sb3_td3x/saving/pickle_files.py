@@ -19,7 +19,7 @@ from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, opened
 _PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
 
 
-def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, trust: bool = False) -> VecNormalize:
+def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, *, trust: bool = False) -> VecNormalize:
     """
     ``VecNormalize.load`` for a file that is not trusted.
 

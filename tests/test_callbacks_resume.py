@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.summary.writer import event_file_writer
 
 from sb3_td3x import TD3X, CheckpointError
-from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, env_state, resume_run
+from sb3_td3x.checkpoint import ResumableEnv, TD3XCheckpointCallback, callback_state, env_state, resume_run
 from sb3_td3x.results.run_dir import RunDir
 from tests.resuming import STEPS, OpenLineEnv, board_steps, evaluating, saved_steps, scoring, seeded
 from tests.tools import Calls, LineEnv, model
@@ -59,6 +59,21 @@ class TestExactly:
         assert resumed[1].last_time_trigger == whole[1].last_time_trigger > 0
         assert resumed[2].n_episodes == whole[2].n_episodes == STEPS // 20
         assert resumed[3].last_time_trigger == whole[3].last_time_trigger == STEPS
+
+    @pytest.mark.parametrize(
+        ("callback", "settings"),
+        [
+            (evaluating, "callback callback_on_new_best eval_env eval_freq n_eval_episodes deterministic render warn log_path "
+             "best_model_save_path _is_success_buffer"),
+            (lambda: EveryNTimesteps(9, StopTrainingOnMaxEpisodes(9)), "n_steps callback"),
+            (lambda: StopTrainingOnMaxEpisodes(9), "max_episodes _total_max_episodes"),
+            (lambda: StopTrainingOnNoModelImprovement(9), "max_no_improvement_evals min_evals"),
+        ],
+    )  # fmt: skip
+    def test_all_that_changes_in_sb3s_callbacks_is_known(self, callback, settings):
+        """What a later SB3 adds belongs into ``SB3_ATTRIBUTES``, or here if it does not change or begins anew."""
+        of_all = "globals locals n_calls num_timesteps parent verbose"
+        assert {*vars(callback())} - {*callback_state._names(callback())} <= {*of_all.split(), *settings.split()}
 
     def test_the_patience_with_a_model_that_does_not_improve_goes_on(self, tmp_path):
         def callbacks():

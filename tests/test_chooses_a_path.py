@@ -181,6 +181,7 @@ class TestCompiled:
         train_on(ready("compiled"), [0])
         assert asked == [{name: usual[name] for name in usual if name in torch._inductor.list_options()}] * len(asked)
         assert asked[0]["cpp_wrapper"] is True
+        assert compiled._WITHOUT_REUSE.keys() <= set(torch._inductor.list_options())  # without them some numbers were wrong
 
     def test_is_refused_on_cuda_where_auto_is_plain(self):
         on_cuda = SimpleNamespace(device=torch.device("cuda"))

@@ -315,11 +315,22 @@ def test_a_batch_that_holds_one_tensor_twice_is_not_taken_for_what_all_hold():
 
 ADAMS = {
     "adam": {},
+    "adam that maximizes": {"optimizer_kwargs": {"maximize": True}},
     "adam that decays weights": {"optimizer_kwargs": {"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3}},
     "adamw with amsgrad": {
         "optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "amsgrad": True}
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [th.optim.Adam, th.optim.AdamW])
+def test_all_options_of_adam_are_known(optimizer):
+    """One that a later torch adds belongs into ``_fused_step``."""
+    (group,) = optimizer([th.nn.Parameter(th.zeros(1))]).param_groups
+    ways = {"foreach", "fused", "capturable", "differentiable"}
+    assert group.keys() - ways == {
+        "params", "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["plain", "compiled"])

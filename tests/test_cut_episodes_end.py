@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
-from tests.tools import Calls, LineEnv, at, model, moved, reloaded
+from sb3_td3x.common.transitions import truncate_episodes
+from tests.tools import Calls, LineEnv, at, filled, model, moved, reloaded
 
 
 class CountingEnv(LineEnv):
@@ -255,3 +257,12 @@ class TestAnEpisodeThatIsCut:
     def test_continues_where_nothing_was_reset(self):
         algorithm = model(CountingEnv(), n_steps=3, gamma=1.0).learn(15).learn(5, reset_num_timesteps=False)
         assert algorithm.replay_buffer._get_samples(np.array([13])).rewards.item() == 14 + 15 + 16
+
+
+def test_any_buffer_that_sums_rewards_ends_its_episodes():
+    """SB3 has none for Dict observations yet."""
+    buffer = filled(type("Summing", (ReplayBuffer,), {"n_steps": 3}), 5)
+    truncate_episodes(buffer)
+    assert buffer.timeouts[4].tolist() == [1, 1]
+    with pytest.raises(AssertionError, match="not supported for Dict"):
+        model(LineEnv(spaces.Dict({"a": spaces.Box(-1, 1)})), "MultiInputPolicy", n_steps=3)

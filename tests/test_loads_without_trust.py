@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTrans
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
 from sb3_td3x.common.validation import CHECKS
-from sb3_td3x.saving.safe_pickle import NotAllowed
+from sb3_td3x.saving.safe_pickle import CLASSES, NotAllowed
 from tests.tools import OBSERVATIONS, SMALL, LineEnv, equal, largest_difference, line_envs, model, weights, without_constructor
 
 IMAGES = spaces.Box(0, 255, (3, 36, 36), np.uint8)
@@ -47,8 +47,7 @@ SETTINGS = {
     "n-step": {"n_steps": 3},
     "own buffer class": {"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 2, "gamma": 0.9}},
     "prioritized replay": {"prioritization": "lap"},
-    "adamw": optimized("AdamW", weight_decay=0.01),
-    "rmsprop": optimized("RMSprop", alpha=0.9),
+    **{name: optimized(name) for name in CLASSES["torch.optim"] if name not in ("Adam", "SGD")},
     "sgd": {**optimized("SGD", momentum=0.9), "max_grad_norm": 0.5},
     "amsgrad": optimized("Adam", amsgrad=True),
     "layers": {"policy_kwargs": {"net_arch": {"pi": [8], "qf": [9, 8]}, "activation_fn": th.nn.Tanh, "n_critics": 3}},

@@ -107,7 +107,7 @@ class TestPrecision:
 
     def test_updates_with_onednns_kernels_are_float32_or_declined(self):
         plain, compiled = pair(policy_kwargs={"net_arch": [64, 64]})  # oneDNN takes no smaller products
-        compiled._get_updater().kernels = "onednn" if precision._onednn_is_accurate() else "default"
+        compiled._get_updater().kernels = "onednn" if precision.is_accurate("onednn") else "default"
         train_each((plain, compiled), range(2))
         assert_equal(plain, compiled)
 
@@ -122,13 +122,13 @@ class TestPrecision:
     )
     def test_onednns_kernels_are_for_zen_5_where_they_are_accurate(self, name, is_accurate, kernels, monkeypatch):
         monkeypatch.setattr(precision, "processor", lambda: name)
-        monkeypatch.setattr(precision, "_onednn_is_accurate", lambda: is_accurate)
+        monkeypatch.setattr(precision, "is_accurate", lambda kernels: is_accurate)
         assert precision.choose_matrix_kernels() == kernels
 
     @has_settings
     def test_checking_the_accuracy_leaves_kernels_and_generators_alone(self):
         before = th.backends.mkldnn.matmul.fp32_precision, th.get_rng_state()
-        assert precision._onednn_is_accurate.__wrapped__() in (True, False)
+        assert precision.is_accurate.__wrapped__("onednn") in (True, False)
         assert before[0] == th.backends.mkldnn.matmul.fp32_precision
         assert th.equal(before[1], th.get_rng_state())
 
@@ -174,4 +174,4 @@ def test_a_rounded_product_is_not_accurate(monkeypatch):
         return real(left, right) if is_exact else real(left.bfloat16(), right.bfloat16()).float()
 
     monkeypatch.setattr(th.Tensor, "__matmul__", rounded)
-    assert not precision._onednn_is_accurate.__wrapped__()
+    assert not precision.is_accurate.__wrapped__("onednn")

@@ -6,6 +6,7 @@ import shutil
 import sys
 import zipfile
 from contextlib import closing
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +75,9 @@ def remote(monkeypatch, tmp_path):
                 path.unlink()
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id, dirs_exist_ok=True)
 
+    for name in ("create_repo", "repo_info", "upload_folder"):  # a later library may have other arguments
+        stubbed, real = (signature(getattr(owner, name)).parameters.keys() for owner in (Stub, huggingface_hub.HfApi))
+        assert stubbed <= real
     monkeypatch.setattr(huggingface_hub, "HfApi", Stub)
     hub_folder = tmp_path / "hub"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, name: str(hub_folder / repo_id / name))

@@ -11,6 +11,7 @@ import pytest
 import torch as th
 from gymnasium import spaces, wrappers
 from stable_baselines3 import SAC, TD3, HerReplayBuffer
+from stable_baselines3.common import vec_env
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
@@ -257,6 +258,22 @@ def wrapped(env):
     env = wrappers.TransformAction(wrappers.ClipAction(env), lambda action: 2 * action, env.action_space)
     env = wrappers.DtypeObservation(wrappers.ReshapeObservation(env, (3, 1)), np.float64)
     return wrappers.NormalizeReward(wrappers.ClipReward(wrappers.TransformReward(env, lambda reward: reward / 2), -9.0, 9.0))
+
+
+EPISODIC = """
+AddRenderObservation AddWhiteNoise ArrayConversion AtariPreprocessing Autoreset DelayObservation DiscretizeAction
+DiscretizeObservation FrameStackObservation GrayscaleObservation HumanRendering JaxToNumpy JaxToTorch MaxAndSkipObservation
+NumpyToTorch ObstructView RecordEpisodeStatistics RecordVideo RenderCollection RepeatAction ResizeObservation StickyAction
+TimeAwareObservation VecFrameStack VecVideoRecorder
+"""
+
+
+def test_of_every_wrapper_it_is_known_whether_it_keeps_something_beyond_an_episode():
+    """One that a later Gymnasium or SB3 adds belongs into ``WRAPPER_ATTRIBUTES``, or here if it keeps nothing."""
+    no_wrappers = "CloudpickleWrapper StackedObservations DummyVecEnv SubprocVecEnv VecEnv VecEnvWrapper"
+    offered = {name for name in (*wrappers.__all__, *vec_env.__all__) if name[0].isupper()}
+    known = {layer.__name__ for layer in env_state.WRAPPER_ATTRIBUTES}
+    assert offered <= {*known, *EPISODIC.split(), *no_wrappers.split()}
 
 
 @pytest.mark.filterwarnings("error:not restored exactly")
@@ -509,6 +526,19 @@ class TestSaysWhatIsNotExact:
         said = " ".join(str(warning.message) for warning in warned)
         assert all(change in said for change in ("is 0.0", "is an abacus)", "is 64)"))
         assert len(resumed.resumptions[0]["not_restored"]) == 3
+
+    def test_matrix_kernels_that_have_become_inaccurate_are_not_used_and_named(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("sb3_td3x.td3x.precision.choose_matrix_kernels", lambda: "onednn")
+        save_run(model(seeded()).learn(20), tmp_path)
+        monkeypatch.setattr("sb3_td3x.td3x.precision.is_accurate", lambda kernels: kernels == "default")
+        with pytest.warns(UserWarning, match="not restored exactly: .*matrix kernels was onednn, is default"):
+            assert resume_run(tmp_path, seeded()).learn(40, resume=True)._get_updater().kernels == "default"
+
+    def test_another_simulator_is_named(self, tmp_path, monkeypatch):
+        save_run(model(seeded()).learn(20), tmp_path)
+        monkeypatch.setitem(versions(), "pybullet", "0.0")
+        with pytest.warns(UserWarning, match=r"not restored exactly: .*pybullet was [\d.]+, is 0\.0"):
+            resume_run(tmp_path, seeded()).learn(40, resume=True)
 
     def test_another_path_of_the_updates_is_named(self, tmp_path, monkeypatch):
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))

@@ -4,11 +4,13 @@ import math
 import os
 import pickle
 import shutil
+import struct
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch as th
 from stable_baselines3.common.logger import HumanOutputFormat, Logger
 
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, log_state, resume_run, save_run, store
@@ -98,7 +100,7 @@ class TestAnUntrustedCheckpoint:
 
     @pytest.mark.parametrize("where", ["numpy", "action space", "environment", "torch"])
     def test_with_a_generator_behind_its_end_is_refused(self, run, where):
-        """Numpy would read behind the end of its memory."""
+        """Numpy would read behind the end of its memory, and torch where its position and the rest are behind it."""
 
         def change(manifest, state):
             generators = state["generators"]
@@ -110,6 +112,9 @@ class TestAnUntrustedCheckpoint:
             if where == "environment":
                 state["env"]["envs"][0]["random"] = behind
             if where == "torch":
+                drawn = th.random.manual_seed(0)
+                th.rand(10)
+                assert struct.unpack_from("<iiQ", drawn.get_state().numpy().tobytes(), 8) == (615, 1, 10)  # left, _, position
                 generators["torch"][8:12] = np.frombuffer(np.int32(624).tobytes(), np.uint8)
                 generators["torch"][16:24] = np.frombuffer(np.int64(624).tobytes(), np.uint8)
 

@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import runpy
 import struct
 import sys
 import tracemalloc
@@ -28,6 +29,7 @@ from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.runs.environments import require_registered
+from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
 from tests.tools import LineEnv, model, without_constructor
 from tests.zips import members, packed, with_attributes, with_pickle, with_tensors
@@ -291,6 +293,15 @@ CRASHES = {
 def test_no_pickle_crashes_the_interpreter(what):
     with pytest.raises((NotAllowed, ModelFileError)):
         loads(CRASHES[what])
+
+
+def test_operations_of_a_later_protocol_are_not_executed(monkeypatch):
+    executed = []
+    monkeypatch.setitem(pickle._Unpickler.dispatch, 0xFE, executed.append)
+    later = runpy.run_path(safe_pickle.__file__)
+    with pytest.raises(ModelFileError, match="damaged pickle"):
+        later["loads"](b"\x80\x05N\xfe.")
+    assert not executed
 
 
 def test_the_class_of_arrays_which_makes_objects_of_bytes_is_only_a_name():

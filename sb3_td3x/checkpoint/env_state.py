@@ -31,8 +31,8 @@ WRAPPER_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((vec_env.VecTransposeImage, vec_env.VecCheckNan, vec_env.VecExtractDictObs), ()),
     wrappers.TimeLimit: ("_elapsed_steps",),
     wrappers.OrderEnforcing: ("_has_reset",),
-    wrappers.NormalizeObservation: ("obs_rms", "_update_running_mean"),
-    wrappers.NormalizeReward: ("return_rms", "discounted_reward", "_update_running_mean"),
+    wrappers.NormalizeObservation: ("obs_rms", "update_running_mean"),
+    wrappers.NormalizeReward: ("return_rms", "discounted_reward", "update_running_mean"),
     # Without its lists of all episodes, which grow without end and which only its `get_episode_...` methods read
     Monitor: ("rewards", "needs_reset", "total_steps", "current_reset_info"),
     vec_env.VecNormalize: ("training", "obs_rms", "ret_rms", "returns", "old_reward", "old_obs"),

@@ -2,8 +2,9 @@
 
 import shutil
 import warnings
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, overload
 from weakref import WeakKeyDictionary
@@ -28,6 +29,7 @@ from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 from sb3_td3x.version import __version__
 
+SIMULATORS = ("pybullet", "pybullet-envs-gymnasium", "panda-gym", "mujoco", "gymnasium-robotics", "box2d", "sb3-contrib")
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 
 _newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
@@ -36,9 +38,12 @@ _newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
 
 @cache  # reading a package's metadata takes a millisecond
 def versions() -> dict[str, str]:
-    """Of the packages that a run depends on."""
-    others = ("stable-baselines3", "torch", "gymnasium", "numpy")
-    return {"sb3-td3x": __version__, **{name: version(name) for name in others}}
+    """Of the packages that a run may depend on, as far as they are installed."""
+    installed = {}
+    for name in ("stable-baselines3", "torch", "gymnasium", "numpy", *SIMULATORS):
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return {"sb3-td3x": __version__, **installed}
 
 
 def save_run(
@@ -174,7 +179,8 @@ def resume_run(
             parameter.requires_grad_(name.replace("_orig_mod.", "") not in state["frozen"])
         machine = saved.manifest["machine"]
         if isinstance(model, TD3X) and machine["processor"] == precision.processor():
-            model._matrix_kernels = machine["matrix kernels"]
+            kernels = machine["matrix kernels"]
+            model._matrix_kernels = kernels if precision.is_accurate(kernels) else "default"
         # `VecNormalize`'s, for code that uses it before `learn`
         env_state.set_vec(model.env, state["env"], of_episodes=False)  # type: ignore[arg-type]
     with as_checkpoint_error(store.chunks):

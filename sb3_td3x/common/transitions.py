@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
@@ -39,7 +39,7 @@ def truncate_episodes(buffer: ReplayBuffer, envs: np.ndarray | None = None) -> N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the episode might continue
             buffer.truncate_last_trajectory()
-    elif isinstance(buffer, NStepReplayBuffer) or getattr(buffer, "optimize_memory_usage", False):  # else rows are whole
+    elif getattr(buffer, "n_steps", 1) > 1 or getattr(buffer, "optimize_memory_usage", False):  # else rows are whole
         is_truncated = (buffer.dones[buffer.pos - 1] == 0) & (True if envs is None else envs)
         # A buffer that does not handle time limits stores them as `dones`, and its `timeouts` are never written again. With
         # `optimize_memory_usage` the next observation will belong to another episode (SB3 issue #46)

@@ -11,6 +11,7 @@ import io
 import math
 import pathlib
 import pickle
+import pickletools
 import re
 import zipfile
 from collections import OrderedDict, deque
@@ -159,7 +160,10 @@ class Unpickler(_PythonUnpickler):
     :param members: of the archive that ``torch.save`` wrote around the pickle, by name: the memory of its tensors
     """
 
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_PythonUnpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        code: _PythonUnpickler.dispatch[code]
+        for code in (ord(known.code) for known in pickletools.opcodes if known.proto <= 5)  # what later ones do is not known
+    }
 
     def __init__(self, file: BinaryIO, members: dict[str, bytes] | None = None):
         super().__init__(file)

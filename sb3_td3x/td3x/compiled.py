@@ -243,8 +243,8 @@ class _Recording:
 
                 known_options = torch._inductor.list_options()  # an older torch lacks some
                 may_reuse = len(self.batch.rewards) > 1 and not has_custom_layers
-                all_options = _OPTIONS | ({} if may_reuse else _WITHOUT_REUSE)
-                options = {name: value for name, value in all_options.items() if name in known_options}
+                options = {name: value for name, value in _OPTIONS.items() if name in known_options}
+                options |= {} if may_reuse else _WITHOUT_REUSE  # torch refuses those that it does not know
                 program: Program = torch._inductor.compile(graph, inputs, options=options)  # type: ignore[arg-type]
                 with precision.matrix_kernels(self.kernels):  # some layers have no kernel that a program can call (LSTM)
                     program(*[tensor.clone() for tensor in inputs])

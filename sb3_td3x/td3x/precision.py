@@ -106,16 +106,16 @@ def _is_untouched() -> bool:
 
 def choose_matrix_kernels() -> str:
     """``"onednn"`` on AMD's family 26 (Zen 5), twice as fast there, if accurate. Nothing is timed: a seed gives one run."""
-    return "onednn" if all(part in processor() for part in ZEN_5) and _onednn_is_accurate() else "default"
+    return "onednn" if all(part in processor() for part in ZEN_5) and is_accurate("onednn") else "default"
 
 
 @cache
-def _onednn_is_accurate() -> bool:
-    """Whether oneDNN computes in float32 here, without touching any global generator."""
+def is_accurate(kernels: str) -> bool:
+    """Whether these matrix kernels compute in float32 here, without touching any global generator."""
     generator = th.Generator().manual_seed(0)
     left, right = (th.randn(*shape, generator=generator, device="cpu") for shape in ((256, 400), (400, 300)))
     exact = left.double() @ right.double()
-    with matrix_kernels("onednn"):
+    with matrix_kernels(kernels):
         product = (left @ right).double()
     return float((product - exact).norm() / exact.norm()) <= MAX_RELATIVE_ERROR
 

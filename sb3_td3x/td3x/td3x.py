@@ -13,7 +13,7 @@ import gymnasium as gym
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
@@ -440,8 +440,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._update_learning_rates()
         if getattr(self.policy, "normalize_observations", False):  # counts what this model has not collected itself
             self.policy.normalizer.count_stored(self.replay_buffer, self._vec_normalize_env)  # type: ignore[operator, union-attr]
-        if isinstance(self.replay_buffer, NStepReplayBuffer):
-            self.replay_buffer.gamma = self.gamma
+        if getattr(self.replay_buffer, "n_steps", 1) > 1:
+            self.replay_buffer.gamma = self.gamma  # type: ignore[attr-defined]  # of the returns that it sums
         if isinstance(self.replay_buffer, HerReplayBuffer) and self.replay_buffer.env is None:
             self.replay_buffer.env = self.env  # that of a copied model has none
         updater, losses = self._get_updater(), []

@@ -6,13 +6,13 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch as th
 
+from sb3_td3x.checkpoint.run import versions as package_versions
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.results.scores import TABLE_COLUMNS
 from sb3_td3x.td3x.precision import processor
@@ -22,20 +22,13 @@ ACTORS = Path(__file__).parent / "results" / "actors"
 VALUES = Path(__file__).parent / "results" / "values"
 TUNING_SEEDS = 10
 """Results are reported on seeds below this one."""
-PACKAGES = ("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "pybullet", "pybullet-envs-gymnasium")
 
 Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
 
 
 def versions() -> dict[str, str]:
     """Python, processor and the packages that can change a number."""
-    facts = {"python": platform.python_version(), "processor": processor()}
-    for package in PACKAGES:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            facts[package] = "not installed"
-    return facts
+    return {"python": platform.python_version(), "processor": processor(), **package_versions()}
 
 
 def write_facts(doc: str | None, folder: Path, facts_of: Callable[[RunDir], dict[str, Any]]) -> None:

@@ -52,7 +52,7 @@ class NonFiniteError(_Error):
 
 
 class ModelFileError(_Error):
-    """A saved model, policy, replay buffer or ``VecNormalize`` is damaged or another's, or parameters do not fit the model."""
+    """A saved model, policy, replay buffer or ``VecNormalize`` is damaged or of another kind, or parameters do not fit."""
 
 
 class UntrustedModelError(ModelFileError):

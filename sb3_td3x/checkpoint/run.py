@@ -29,7 +29,11 @@ from sb3_td3x.td3x.compiled import update_path
 from sb3_td3x.td3x.td3x import TD3X
 from sb3_td3x.version import __version__
 
-SIMULATORS = ("pybullet", "pybullet-envs-gymnasium", "panda-gym", "mujoco", "gymnasium-robotics", "box2d", "sb3-contrib")
+PACKAGES = (
+    "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "gymnasium-robotics", "mujoco", "box2d", "panda-gym",
+    "pybullet", "pybullet-envs-gymnasium",
+)  # fmt: skip
+"""What a run may depend on; not all need to be installed."""
 MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 
 _newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
@@ -38,9 +42,9 @@ _newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
 
 @cache  # reading a package's metadata takes a millisecond
 def versions() -> dict[str, str]:
-    """Of the packages that a run may depend on, as far as they are installed."""
+    """Of ``PACKAGES``, as far as they are installed."""
     installed = {}
-    for name in ("stable-baselines3", "torch", "gymnasium", "numpy", *SIMULATORS):
+    for name in PACKAGES:
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return {"sb3-td3x": __version__, **installed}

@@ -62,7 +62,7 @@ def save(buffer: ReplayBuffer, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
-    """Fill an empty buffer with what ``save`` gave; a ``CheckpointError`` if that does not fit or is damaged."""
+    """Fill an empty buffer with what ``save`` gave, from checked files; a ``CheckpointError`` if that does not fit."""
     differing = [f"{name} was {saved[name]}, is {value}" for name, value in _layout(buffer).items() if saved[name] != value]
     if differing:
         raise CheckpointError(folder, f"holds transitions that do not fit this run's replay buffer: {'; '.join(differing)}")
@@ -72,7 +72,6 @@ def load(buffer: ReplayBuffer, folder: Path, saved: dict[str, Any]) -> None:
         first, last, path = chunk["first"], chunk["last"], folder / chunk["file"]
         if not 0 <= first < last <= min(added, first + CHUNK_SIZE):
             raise CheckpointError(path, f"is said to hold transitions {first} to {last}")
-        files.check(path, chunk)
         with as_checkpoint_error(path):
             rows, start = files.read_arrays(path), max(first, oldest)
             for name, array in memory.items():

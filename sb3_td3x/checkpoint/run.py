@@ -63,7 +63,7 @@ def save_run(
     Save a run so that another process can resume it.
 
     The checkpoint gets its name when all of it is on the disk; until then, and if anything fails, earlier checkpoints stay
-    as they are. Only transitions that are new since the last save are written. Entries of the replay buffer that a user
+    as they are. Only new transitions and the last, unfinished file are written. Entries of the replay buffer that a user
     changes in place after a save are not noticed; another buffer in its place is.
 
     :param model: between two rollouts: after ``learn`` or in a callback's ``_on_rollout_start``

@@ -34,9 +34,11 @@ class Checkpoint:
         return self.manifest["steps"]
 
     def check(self) -> None:
-        """Raise a ``CheckpointError`` that names the file of this checkpoint that is missing or damaged."""
+        """Raise a ``CheckpointError`` that names the file of this checkpoint, or of its transitions, that is missing or damaged."""
         for name, described in self.manifest["files"].items():
             files.check(self.path / name, described)
+        for chunk in self.manifest["replay"].get("chunks", []):
+            files.check(self.path.parent / CHUNKS / chunk["file"], chunk)
         for path in self.path.iterdir():  # also where a forged manifest does not list a file: reading a pipe may never end
             if not (path.is_file() or path.is_dir()):  # file browsers leave folders of their own
                 raise CheckpointError(path, "is not a file")

@@ -30,7 +30,7 @@ The best actor by evaluations of one run per task: the better of two runs on tun
 `td3x enjoy agents/Walker2DBulletEnv-v0` shows one. The score is the mean return of fresh episodes without noise,
 ± the standard deviation over them. It is that of one selected actor: the
 [benchmark results](../docs/results.md) say what to expect of a run. Their learning-rate schedule is in `held.patch` of commit
-`d6ca23a`: see [longer runs](../docs/ablations.md#longer-runs). The models contain actors only and cannot be trained on.
+`d6ca23a`: see [longer runs](../docs/ablations.md#longer-runs). Their critics are dummies: they cannot be trained on.
 
 | task | score | episodes | setting and seed of the run | steps | SHA-256 of the model |
 |---|---|---|---|---|---|

@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import platform
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,8 +28,10 @@ Runs = dict[tuple[str, str, str], list[dict[str, np.ndarray]]]
 
 
 def versions() -> dict[str, str]:
-    """Python, processor and the packages that can change a number."""
-    return {"python": platform.python_version(), "processor": processor(), **package_versions()}
+    """The commit, Python, processor and the packages that can change a number."""
+    describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
+    return {"commit": commit, "python": platform.python_version(), "processor": processor(), **package_versions()}
 
 
 def write_facts(doc: str | None, folder: Path, facts_of: Callable[[RunDir], dict[str, Any]]) -> None:

@@ -34,7 +34,7 @@ class Checkpoint:
         return self.manifest["steps"]
 
     def check(self) -> None:
-        """Raise a ``CheckpointError`` that names the file of this checkpoint, or of its transitions, that is missing or damaged."""
+        """Raise a ``CheckpointError`` that names the file, also of transitions, that is missing or damaged."""
         for name, described in self.manifest["files"].items():
             files.check(self.path / name, described)
         for chunk in self.manifest["replay"].get("chunks", []):

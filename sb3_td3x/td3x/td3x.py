@@ -93,8 +93,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     :param _init_setup_model: build the networks now; ``load`` turns this off
     :param accelerate: how updates are made: ``"plain"``, ``"compiled"`` (on a CPU), or ``"auto"``, which on Linux compiles
         them after 5,000 updates since the model was constructed or loaded. All make the same updates up to rounding
-    :param precision: ``"bf16"`` multiplies the matrices of hidden layers in bfloat16 during updates, on processors with
-        units for it; all else is float32
+    :param precision: ``"bf16"`` multiplies the matrices of hidden layers of at least 64 by 64 in bfloat16 during updates, on
+        processors with units for it; all else is float32
     :param n_quantiles: outputs of each critic. 1 is TD3's critic; more are truncated quantile critics (Kuznetsov et al. 2020,
         https://arxiv.org/abs/2005.04269), which only TD3X can load. ``"auto"`` is the paper's 25, or 1 for a policy class
         that has scalar critics only, such as a subclass of SB3's ``TD3Policy``

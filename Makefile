@@ -77,8 +77,7 @@ versions: $(ALL)
 	$(BIN)/nox
 
 # Days on two cores: saves, studies, and speeds and runs whose figures are not there yet; others.yml needs gymnasium[box2d,mujoco]
-bench: $(ALL)
-	$(BIN)/python benchmarks/speed.py benchmarks/results/speed/$(PROCESSOR)
+bench: speed
 	$(BIN)/python benchmarks/checkpoints.py
 	$(BIN)/python benchmarks/study.py
 	for study in returns candidates screening others; do $(BIN)/python benchmarks/returns.py benchmarks/$$study.yml || exit 1; done

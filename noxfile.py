@@ -8,8 +8,8 @@ import re
 
 import nox
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+PYTHONS = [text.split()[-1] for text in PROJECT["classifiers"] if text.startswith("Programming Language :: Python :: 3.")]
 nox.options.default_venv_backend = "uv|virtualenv"  # with uv, UV_TORCH_BACKEND=cpu chooses PyTorch's CPU builds
 
 

@@ -2,13 +2,13 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import yaml
-from results import TUNING_SEEDS, VALUES, Runs, last, runs, score, table
+from results import TUNING_SEEDS, VALUES, Runs, fill, last, score, table
+from results_figures import DEFAULT, ENVIRONMENTS, LAST, ends, short
 
 RESULTS = Path(__file__).parent / "results"
 WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
@@ -51,7 +51,7 @@ def ablation_table(found: Runs) -> str:
         for env in sorted(env for algo, setting, env in found if (algo, setting) == ("td3x", change.setting)):
             pairs = _pairs(found["td3x", change.setting, env], found.get(("td3x", change.beside, env), []))
             if pairs:
-                rows.append([change.what, env.removesuffix("BulletEnv-v0"), *_compared(pairs), change.now])
+                rows.append([change.what, short(env), *_compared(pairs), change.now])
     return table(["change", "task", "steps", "seeds", "with", "without", "difference of each seed", "now"], rows)
 
 
@@ -90,29 +90,22 @@ ARMS = {
     "hold-starts3000-bf16": "the same rate; 3,000 random steps; bfloat16",
     "hold-starts3000-elu": "the same rate; 3,000 random steps; ELU",
 }
-TASKS = ("HalfCheetah", "Ant", "Hopper", "Walker2D")
+TASKS = tuple(map(short, ENVIRONMENTS))
 
 
 def recipe_table(found: Runs) -> str:
     """Runs of 500,000 steps seed by seed, beside the preset's five seeds."""
-    rows = [["none, seeds 0 to 4", *(_ends(found, "default", task) for task in TASKS)]]
-    rows += [[change, *(_each_end(found, setting, task) for task in TASKS)] for setting, change in ARMS.items()]
+    kept = [ends(found, DEFAULT, env) for env in ENVIRONMENTS]
+    rows = [["none, seeds 0 to 4", *(f"{np.mean(of_task):.0f} ± {np.std(of_task, ddof=1):.0f}" for of_task in kept)]]
+    rows += [[change, *(_each_end(found, setting, env) for env in ENVIRONMENTS)] for setting, change in ARMS.items()]
     return table(["change", *TASKS], rows)
 
 
-def _scores(found: Runs, setting: str, task: str) -> dict[int, float]:
-    """Mean of the last 100,000 steps of each whole run, by seed."""
-    members = found["td3x", setting, f"{task}BulletEnv-v0"]
-    return {int(run["seed"][0]): last(run, 100_000) for run in members if run["timesteps"].max() >= 500_000}
-
-
-def _ends(found: Runs, setting: str, task: str) -> str:
-    kept = [score for seed, score in _scores(found, setting, task).items() if seed < TUNING_SEEDS]
-    return f"{np.mean(kept):.0f} ± {np.std(kept, ddof=1):.0f}"
-
-
-def _each_end(found: Runs, setting: str, task: str) -> str:
-    return ", ".join(f"{score:.0f} ({seed})" for seed, score in sorted(_scores(found, setting, task).items())) or "-"
+def _each_end(found: Runs, setting: str, env: str) -> str:
+    """Mean of the last 100,000 steps of each whole run, with its seed."""
+    whole = [run for run in found.get(("td3x", setting, env), []) if run["timesteps"].max() >= 500_000]
+    scores = sorted((int(run["seed"][0]), last(run, LAST)) for run in whole)
+    return ", ".join(f"{score:.0f} ({seed})" for seed, score in scores) or "-"
 
 
 def effects_table(plan: str) -> str:
@@ -142,11 +135,11 @@ def screening_table(found: Runs) -> str:
     """The short runs on tuning seeds."""
     marks = (50_000, 100_000, 150_000, 200_000, 300_000)
     rows = []
-    for _, setting, env in sorted(found, key=lambda key: (key[2], key[1])):
+    for setting, env in sorted((key[1:] for key in found if key[0] == "td3x"), key=lambda key: key[::-1]):
         for run in found["td3x", setting, env]:
             if int(run["seed"][0]) >= TUNING_SEEDS:
                 at = ["-" if (value := score(run, mark)) is None else f"{round(value)}" for mark in marks]
-                name = f"{env.removesuffix('BulletEnv-v0')}, {setting}, {int(run['seed'][0])}"
+                name = f"{short(env)}, {setting}, {int(run['seed'][0])}"
                 rows.append([name, *at, f"{round(last(run, 50_000))}", f"{round(run['mean_return'].max())}"])
     heads = (*(f"{mark // 1000}k" for mark in marks), "mean of the last 50k", "best")
     return table(["environment, setting, seed", *heads], rows)
@@ -164,10 +157,10 @@ def values_table() -> str:
     return table(["run", "steps", "return", "value", "discounted return", "difference", "difference with noise"], rows)
 
 
-def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
+def write(page: Path, found: Runs) -> None:
     """Fill the page's tables."""
-    fill(page, "ablation table", ablation_table(runs()))
-    fill(page, "recipe table", recipe_table(runs()))
+    fill(page, "ablation table", ablation_table(found))
+    fill(page, "recipe table", recipe_table(found))
     fill(page, "effects table", effects_table("gpu_screen"))
     fill(page, "whole effects table", effects_table("gpu_screen_whole"))
     fill(page, "recipes effects table", effects_table("gpu_screen_recipes"))

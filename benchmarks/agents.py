@@ -18,32 +18,22 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, presets
 from sb3_td3x.results.run_dir import RunDir
 from sb3_td3x.runs import play
 
 AGENTS = Path(__file__).parent.parent / "agents"
 SEED = 1_000
-HEAD = """# Trained agents
-
-The best actor by evaluations of one run per task: the better of two runs on tuning seeds (Hopper: the only run).
-`td3x enjoy agents/Walker2DBulletEnv-v0` shows one. The score is the mean return of fresh episodes without noise,
-± the standard deviation over them. It is that of one selected actor: the
-[benchmark results](../docs/results.md) say what to expect of a run. Their learning-rate schedule is in `held.patch` of commit
-`d6ca23a`: see [longer runs](../docs/ablations.md#longer-runs). Their critics are dummies: they cannot be trained on.
-
-| task | score | episodes | setting and seed of the run | steps | SHA-256 of the model |
-|---|---|---|---|---|---|
-"""
 
 
-def actor_only(saved: Path, env: VecEnv) -> TD3X:
-    """A model with the actor of a saved one, and critics of one unit. Only tensors are read, so any version will do."""
-    with zipfile.ZipFile(saved) as archive:
+def actor_only(run: RunDir, env: VecEnv) -> TD3X:
+    """A model with the actor of a run's best one, and critics of one unit. Only tensors are read, so any version will do."""
+    with zipfile.ZipFile(run.best_model) as archive:
         tensors = th.load(io.BytesIO(archive.read("policy.pth")), map_location="cpu", weights_only=True)
     actor = {name.removeprefix("actor."): tensor for name, tensor in tensors.items() if name.startswith("actor.")}
     layers = [len(tensor) for name, tensor in actor.items() if name.endswith(".bias")][:-1]
-    kwargs = {"net_arch": {"pi": layers, "qf": [1]}, "n_critics": 1}
+    of_run = presets.model_arguments(run.config()).get("policy_kwargs", {})
+    kwargs = {**of_run, "net_arch": {"pi": layers, "qf": [1]}, "n_critics": 1}
     model = TD3X("MlpPolicy", env, policy_kwargs=kwargs, n_quantiles=1, buffer_size=1, seed=0, device="cpu")
     model.actor.load_state_dict(actor)
     for target, source in zip(model.actor_target.parameters(), model.actor.parameters(), strict=True):
@@ -63,7 +53,7 @@ def write(run: RunDir, out: Path, episodes: int) -> str:
     if (statistics := run.model_normalization()) is not None:
         shutil.copyfile(statistics, agent.normalization)
     env = play.open_evaluation_env(run, seed=0)
-    actor_only(run.best_model, env).save(agent.best_model)
+    actor_only(run, env).save(agent.best_model)
     env.close()
     returns = play.evaluate(agent, episodes, SEED, "cpu")
     steps, scores = run.scores()
@@ -82,10 +72,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="of the evaluation")
     arguments = parser.parse_args()
     runs, readme = [RunDir.open(path) for path in arguments.runs], AGENTS / "README.md"
-    rows = readme.read_text().rpartition("|---|\n")[2].splitlines()
-    lines = {row.split()[1]: row for row in rows}  # those of other tasks stay
+    head, bar, rows = readme.read_text().rpartition("|---|\n")
+    lines = {row.split()[1]: row for row in rows.splitlines()}  # those of other tasks stay
     lines |= {run.env_id: write(run, AGENTS, arguments.episodes) for run in runs}
-    readme.write_text(HEAD + "\n".join(line for _, line in sorted(lines.items())) + "\n")
+    readme.write_text(head + bar + "\n".join(line for _, line in sorted(lines.items())) + "\n")
 
 
 if __name__ == "__main__":

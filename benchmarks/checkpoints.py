@@ -97,13 +97,8 @@ def main() -> None:
     th.set_num_threads(1)
     rows = []
     for size in SIZES:
-        rows.append(row := measure(size))
-        ratio = row["sb3"]["seconds"] / row["later"]["seconds"]
-        print(f"{size:>9,} transitions: SB3 {row['sb3']['seconds']:.3f} s, on disk {row['sb3_on_disk']['seconds']:.3f} s, "
-              f"{row['sb3']['bytes'] / 1e6:.1f} MB; "
-              f"first save {row['first']['seconds']:.3f} s; later {row['later']['seconds']:.3f} s (slowest "
-              f"{row['later']['slowest']:.3f}), {row['later']['bytes'] / 1e6:.1f} MB: {ratio:.1f} times faster; "
-              f"resume {row['resume_seconds']:.2f} s")  # fmt: skip
+        rows.append(measure(size))
+        print(json.dumps(rows[-1]))
     OUT.write_text(
         json.dumps({"new_transitions": NEW, "repeats": REPEATS, "rows": rows, "versions": versions()}, indent=1) + "\n"
     )

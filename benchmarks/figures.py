@@ -14,7 +14,7 @@ import numpy as np
 import results_figures
 import speed_figures
 from PIL import Image
-from results import runs, table
+from results import Runs, fill, runs, table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -68,21 +68,11 @@ def ray_vec_env_table() -> str:
     return table(["simulator, environments", *names], body)
 
 
-def fill(page: Path, marker: str, text: str) -> None:
-    """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
-    before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
-    _, closing, after = rest.partition("<!-- end -->")
-    if not closing:
-        raise ValueError(f"{page.name} has no place for {marker!r}")
-    page.write_text(f"{before}{opening}{text}\n{closing}{after}")
-
-
-def write_raw_tables(page: Path) -> None:
+def write_raw_tables(page: Path, found: Runs) -> None:
     """All tables that the documentation is too short for."""
-    found = runs()
     sections = {
         "Results on PyBullet": results_figures.results_table(found),
-        "Every run": results_figures.runs_table(found),
+        "Runs of 500,000 steps on the reported seeds": results_figures.runs_table(found),
         "The last and the best actor of a run on 100 fresh episodes": results_figures.actors_table(),
         "Runs on tuning seeds": ablation_figures.screening_table(found),
         "Values of the critics and discounted returns of the actor": ablation_figures.values_table(),
@@ -118,13 +108,13 @@ def main() -> None:
     video = parser.parse_args().video
     found = runs()
     fill(ROOT / "README.md", "results table", results_figures.readme_table(found))
-    results_figures.write(ROOT / "docs" / "results.md", STATIC / "results.png", fill)
-    ablation_figures.write(ROOT / "docs" / "ablations.md", fill)
-    speed_figures.write(ROOT / "docs" / "speed.md", fill)
+    results_figures.write(ROOT / "docs" / "results.md", STATIC / "results.png", found)
+    ablation_figures.write(ROOT / "docs" / "ablations.md", found)
+    speed_figures.write(ROOT / "docs" / "speed.md")
     fill(ROOT / "docs" / "resume.md", "checkpoints table", checkpoints_table())
     fill(ROOT / "docs" / "experiments.md", "study table", study_table())
     fill(ROOT / "docs" / "distributed.md", "steps table", ray_vec_env_table())
-    write_raw_tables(RESULTS / "README.md")
+    write_raw_tables(RESULTS / "README.md", found)
     if video is not None:
         draw_animation(video, STATIC / "walker.gif")
     print(results_figures.results_table(found))

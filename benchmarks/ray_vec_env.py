@@ -93,11 +93,8 @@ def main() -> None:
     rows = []
     for simulator, maker in (("sleeps 10 ms", Simulator), (WALKER, lambda: gym.make(WALKER))):
         for count in COUNTS:
-            rows.append(row := measure(simulator, maker, count))
-            ideal = count / SIMULATED if maker is Simulator else row["contenders"]["SubprocVecEnv"]["steps_per_second"]
-            for name, one in row["contenders"].items():
-                rate = one["steps_per_second"]
-                print(f"{simulator}, {count} environments, {name}: {rate:,.0f} steps/s, {rate / ideal:.0%}", flush=True)
+            rows.append(measure(simulator, maker, count))
+            print(json.dumps(rows[-1]), flush=True)
     facts = {"repeats": REPEATS, "seconds": SECONDS, "load_before": load, "cores": os.cpu_count()}
     OUT.write_text(json.dumps({**facts, "rows": rows, "versions": {**versions(), "ray": ray.__version__}}, indent=1) + "\n")
 

@@ -34,6 +34,15 @@ def versions() -> dict[str, str]:
     return {"commit": commit, "python": platform.python_version(), "processor": processor(), **package_versions()}
 
 
+def fill(page: Path, marker: str, text: str) -> None:
+    """Replace what stands between ``<!-- marker -->`` and ``<!-- end -->``."""
+    before, opening, rest = page.read_text().partition(f"<!-- {marker} -->\n")
+    _, closing, after = rest.partition("<!-- end -->")
+    if not closing:
+        raise ValueError(f"{page.name} has no place for {marker!r}")
+    page.write_text(f"{before}{opening}{text}\n{closing}{after}")
+
+
 def write_facts(doc: str | None, folder: Path, facts_of: Callable[[RunDir], dict[str, Any]]) -> None:
     """What a script does that writes facts about each of the runs that it is given, in a JSON of ``folder``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from results import ACTORS, TUNING_SEEDS, Runs, last, runs, score, table
+from results import ACTORS, TUNING_SEEDS, Runs, fill, last, score, table
 from speed_figures import measured, update_rows
 
 DEFAULT, SB3_TD3, SB3_TQC = ("td3x", "default"), ("sb3_td3", "zoo"), ("sb3_tqc", "zoo")
@@ -80,16 +80,13 @@ def _cell(values: Sequence[float]) -> str:
 def iqm_table(found: Runs) -> str:
     """Interquartile means of TD3X over environments and seeds, as multiples of others' means."""
     here = [
-        (f"{METHODS[method][0]}, run here", ENVIRONMENTS, [ends(found, method, env) for env in ENVIRONMENTS])
+        (f"{METHODS[method][0]}, run here", [ends(found, method, env) for env in ENVIRONMENTS])
         for method in (SB3_TD3, SB3_TQC)
     ]
-    published = [
-        (f"{label}, published runs (1 seed)", ENVIRONMENTS, [[value] for value in values])
-        for label, values in ZOO_AGENTS.items()
-    ]
-    rows = []
-    for label, environments, others in (*published, *here):
-        mean, low, high = interquartile_mean([ends(found, DEFAULT, env) for env in environments], others)
+    published = [(f"{label}, published runs (1 seed)", [[value] for value in values]) for label, values in ZOO_AGENTS.items()]
+    ours, rows = [ends(found, DEFAULT, env) for env in ENVIRONMENTS], []
+    for label, others in (*published, *here):
+        mean, low, high = interquartile_mean(ours, others)
         has_spread = any(len(scores) > 1 for scores in others)
         rows.append([label, f"{mean:.2f}", f"{low:.2f} to {high:.2f}" if has_spread else "-"])
     return table(["TD3X as a multiple of", "interquartile mean", "95 % bootstrap interval"], rows)
@@ -133,7 +130,7 @@ def mujoco_table(found: Runs) -> str:
 
 
 def runs_table(found: Runs) -> str:
-    """A line per run on the seeds that are reported."""
+    """A line per whole run on the seeds that are reported."""
     marks = (100_000, 200_000, 300_000, 400_000, 500_000)
     rows = []
     for algo, setting, env in sorted(found):
@@ -198,9 +195,8 @@ def _smoothed(run: dict[str, np.ndarray]) -> np.ndarray:
     return np.convolve(run["mean_return"], np.full(SMOOTH, 1 / SMOOTH), "valid")
 
 
-def write(page: Path, picture: Path, fill: Callable[[Path, str, str], None]) -> None:
+def write(page: Path, picture: Path, found: Runs) -> None:
     """Draw the figure and fill the page's tables."""
-    found = runs()
     draw(found, picture)
     fill(page, "results table", results_table(found))
     fill(page, "iqm table", iqm_table(found))

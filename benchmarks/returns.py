@@ -34,7 +34,7 @@ from sb3_td3x.td3x import precision
 FOLDER = StudyFolder(Path(__file__).parent.parent / "runs", RETURNS)  # the runs are not under version control
 SAVE_FREQ = 10_000
 ALGORITHMS = ("td3x", "sb3_td3", "sb3_tqc", "sb3_crossq")
-SB3_OPTIONS = ("arguments", "noise_std", "kernels")
+SB3_OPTIONS = ("steps", "eval_freq", "eval_episodes", "arguments", "noise_std", "kernels")
 
 
 def sb3_algorithm(name: str) -> type[Resumable]:
@@ -111,7 +111,7 @@ def compile_networks(model: OffPolicyAlgorithm) -> None:
         optimizer.param_groups[0]["fused"] = True
 
 
-def main(train: study.Train = train) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="a study file such as benchmarks/returns.yml")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time on this machine (default: 2)")
@@ -119,6 +119,11 @@ def main(train: study.Train = train) -> None:
     parser.add_argument("--only", default="", help="only runs whose name contains this text")
     args = parser.parse_args()
     runs = [run for run in study.read(args.file, (*study.OPTIONS, *SB3_OPTIONS), ALGORITHMS) if args.only in run.name]
+    for run in runs:
+        if unknown := run.options.keys() - set(study.OPTIONS if run.algo == "td3x" else SB3_OPTIONS):
+            parser.error(f"{run.name} has options that {run.algo} does not take: {', '.join(sorted(unknown))}")
+    if not runs:
+        parser.error(f"{args.file} has no runs whose name contains {args.only!r}")
     study.check([run for run in runs if run.algo == "td3x"], FOLDER)
     runner = runners.on_ray(args.ray) if args.ray else runners.local(args.jobs)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it

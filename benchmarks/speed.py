@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 
 import gymnasium as gym
 import numpy as np
@@ -45,10 +44,10 @@ CASES = {
 }
 
 
-def pinned(command: list[str], cores: int, threads: int) -> None:
-    """Run a command on the first cores."""
-    first = sorted(os.sched_getaffinity(0))[:cores]
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def pinned(command: list[str]) -> None:
+    """Run a command with one thread on the first core."""
+    first = sorted(os.sched_getaffinity(0))[:1]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=env, preexec_fn=lambda: os.sched_setaffinity(0, first))
 
 
@@ -59,7 +58,7 @@ def name_of(kind: str, case: dict) -> str:
 def measure_updates(case: dict, out: Path) -> None:
     options = [text for key, value in case.items() for text in (f"--{key}", str(value))]
     script = str(Path(__file__).with_name("contenders.py"))
-    pinned([sys.executable, script, *options, "--out", str(out)], case["threads"], case["threads"])
+    pinned([sys.executable, script, *options, "--out", str(out)])
 
 
 class Idle(gym.Env):
@@ -76,7 +75,7 @@ class Idle(gym.Env):
 
 
 def build(name: str, env, batch: int, buffer_size: int = 100_000):
-    th.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    th.set_num_threads(1)
     algorithm, settings = bench.ALGORITHMS[name]
     settings = {"learning_rate": 7e-4, "gamma": 0.98, "learning_starts": 100, "seed": 0, "device": "cpu", **settings}
     return algorithm("MlpPolicy", env, batch_size=batch, buffer_size=buffer_size, **settings)
@@ -96,7 +95,7 @@ def recipe(env_id: str, out: Path) -> None:
     common = {"buffer_size": 200_000, "learning_starts": 100, "seed": 0, "device": "cpu"}
     models = {
         "SB3 TD3": TD3("MlpPolicy", open_env(env_id, 0, TRAINING), **zoo, **common),
-        "TD3X": TD3X("MlpPolicy", open_env(env_id, 0, TRAINING), **ours, **common),
+        "TD3X": TD3X("MlpPolicy", open_env(env_id, 0, TRAINING), **(ours | common)),
     }
     write(out, {"env": env_id, "threads": 1, "rows": learn_in_turns(models)})
 
@@ -111,14 +110,7 @@ def learn_in_turns(models: dict, repeats: int = 7, steps: int = 600) -> list[dic
             start = time.perf_counter()
             model.learn(steps, reset_num_timesteps=False)
             taken[name].append((time.perf_counter() - start) / steps * 1e3)
-    return [
-        {
-            "name": name,
-            "ms": round(median(values), 3),
-            "times_sb3": round(median(a / b for a, b in zip(taken["SB3 TD3"], values, strict=True)), 2),
-        }
-        for name, values in taken.items()
-    ]
+    return bench.rows(taken)
 
 
 def memory(name: str, out: Path) -> None:
@@ -170,7 +162,7 @@ def main() -> None:
                 measure_updates(case, out)
             else:
                 value = json.dumps(next(iter(case.values())))
-                pinned([sys.executable, __file__, str(args.folder), kind, "--child", value, str(out)], cores=1, threads=1)
+                pinned([sys.executable, __file__, str(args.folder), kind, "--child", value, str(out)])
 
 
 if __name__ == "__main__":

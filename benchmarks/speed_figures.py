@@ -1,10 +1,9 @@
 """The tables of docs/speed.md, from ``benchmarks/results/speed/``, which has a folder per processor."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from results import table
+from results import fill, table
 
 RESULTS = Path(__file__).parent / "results" / "speed"
 PROCESSORS = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "intel": "Xeon with AMX"}
@@ -96,6 +95,6 @@ def memory() -> str:
     return table(["MB", "before", "after", "the compiler's own peak"], body)
 
 
-def write(page: Path, fill: Callable[[Path, str, str], None]) -> None:
+def write(page: Path) -> None:
     for section in (updates, milliseconds, walker, recipe, growth, memory):
         fill(page, f"speed {section.__name__}", section())

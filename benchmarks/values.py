@@ -56,7 +56,7 @@ def compare(run: RunDir, noise: float) -> dict[str, float]:
     finally:
         env.close()
     values, sums = (np.concatenate(parts) for parts in list(zip(*episodes, strict=True))[:2])
-    found = {"value": values.mean(), "earned": sums.mean(), "spread": (values - sums).std()}
+    found = {"value": values.mean(), "earned": sums.mean()}
     found["return"] = np.mean([whole for *_, whole in episodes])
     return {name: round(float(value), 3) for name, value in found.items()}
 

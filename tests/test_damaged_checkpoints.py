@@ -15,9 +15,8 @@ import pytest
 from sb3_td3x.checkpoint import Store, TD3XCheckpointCallback, replay, resume_run, save_run, store
 from sb3_td3x.errors import CheckpointError
 from tests.resuming import assert_same_run, saved_steps, seeded
-from tests.tools import model
+from tests.tools import SOAK, model
 
-SOAK = os.environ.get("TD3X_SOAK") == "1"
 DAMAGES = 500 if SOAK else 40
 
 

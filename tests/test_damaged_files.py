@@ -4,7 +4,6 @@ import base64
 import contextlib
 import io
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, NonFiniteError, TD3XPolicy, load_vecnormalize
-from tests.tools import OBSERVATIONS, LineEnv, largest_difference, model, weights
+from tests.tools import OBSERVATIONS, SOAK, LineEnv, largest_difference, model, weights
 from tests.zips import members, packed, with_attributes, with_pickle
 
-SOAK = os.environ.get("TD3X_SOAK") == "1"
 CASES = 2_000 if SOAK else 200
 
 many = settings(

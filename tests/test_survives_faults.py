@@ -23,9 +23,8 @@ from sb3_td3x.results.run_dir import RunDir
 from tests import killable
 from tests.commands import td3x
 from tests.resuming import assert_same_run, seeded
-from tests.tools import Calls, Spoilt, model, weights, without_observation
+from tests.tools import SOAK, Calls, Spoilt, model, weights, without_observation
 
-SOAK = os.environ.get("TD3X_SOAK") == "1"
 KILLS = 500 if SOAK else 6
 
 

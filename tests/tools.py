@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections import deque
 from functools import partial
 
@@ -18,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb3_td3x import TD3X
 
 SMALL = {"net_arch": [16, 12]}
+SOAK = os.environ.get("TD3X_SOAK") == "1"
 
 
 class LineEnv(gym.Env):

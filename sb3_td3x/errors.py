@@ -96,7 +96,7 @@ class RunLockedError(_Error):
     """Process ``pid`` on ``host`` is writing into the run's ``folder``."""
 
     def __init__(self, folder: Path, host: object, pid: object):
-        advice = "end that first, or train into another folder; in a copy of its run, remove the file lock"
+        advice = "end that first, or train into another folder; in a copy of its run, remove the file named lock"
         super().__init__(f"{folder} is being written by process {pid} on {host}: {advice}")
         self.folder, self.host, self.pid = folder, host, pid
 

@@ -131,8 +131,9 @@ class TestExactly:
             return Mine(10, StopTrainingOnMaxEpisodes(1000))
 
         model(seeded()).learn(40, [mine(), TD3XCheckpointCallback(20, tmp_path)])
-        with pytest.warns(UserWarning, match=r"not restored exactly: callback Mine\[0\]"):
+        with pytest.warns(UserWarning, match=r"not restored exactly: callback Mine\[0\]") as warned:
             resume_run(tmp_path, seeded()).learn(60, [mine()], resume=True)
+        assert {warning.filename for warning in warned} == {__file__}
 
     def test_a_list_of_the_users_own_keeps_its_state_and_its_callbacks(self, tmp_path):
         class Curriculum(CallbackList):

@@ -60,7 +60,11 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("text", "complaint"),
-        [("g=5", "needs key:value, not 'g=5'"), ("weight:5", "cannot be made with env_kwargs {'weight': 5}")],
+        [
+            ("g=5", "needs name:value, not 'g=5'"),
+            ("a.b:5", "needs name:value, not 'a.b:5'"),
+            ("weight:5", "cannot be made with env_kwargs {'weight': 5}"),
+        ],
     )
     def test_arguments_that_it_does_not_take_are_refused(self, text, complaint, tmp_path, refused):
         assert complaint in refused(*PENDULUM, "--env-kwargs", text, "--out", tmp_path)

@@ -78,6 +78,8 @@ class TestDamaged:
     def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, saved, tmp_path):
         with pytest.raises(CheckpointError, match=r"no checkpoint \(there: none\)"):
             resume_run(tmp_path, seeded())
+        with pytest.raises(CheckpointError, match=r"no checkpoint \(there: no such folder\)"):
+            resume_run(tmp_path / "elsewhere", seeded())
         with pytest.raises(CheckpointError, match=r"no checkpoint of 70 steps \(there: 80, 100\)"):
             resume_run(saved, seeded(), checkpoint=70)
         with pytest.raises(CheckpointError, match=r"no checkpoint of '80' steps \(there: 80, 100\)"):
@@ -117,6 +119,8 @@ class TestDamaged:
             os.mkfifo(manifest)
         with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
             resume_run(folder, seeded())
+        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is missing.*checkpoint=80"):
+            resume_run(folder, seeded(), checkpoint=100)
         assert resume_run(folder, seeded(), checkpoint=80).num_timesteps == 80
 
     @pytest.mark.timeout(60)

@@ -145,7 +145,7 @@ def test_arguments_of_the_policy_that_are_no_dict_are_refused():
 def test_a_model_without_its_environment_and_a_policy_for_other_observations_are_refused():
     with pytest.raises(ValueError, match="for an environment"):
         TD3X("MlpPolicy", None)
-    with pytest.raises(ValueError, match=r"MultiInputPolicy is for Dict observations, not for Box.*use MlpPolicy"):
+    with pytest.raises(ValueError, match=r"CombinedExtractor is for Dict observations, not for Box.*use MlpPolicy"):
         model(policy="MultiInputPolicy")
     for policy in (TD3XPolicy, CnnPolicy):
         with pytest.raises(ValueError, match=r"not for Dict observations.*use MultiInputPolicy"):

@@ -216,7 +216,7 @@ class TestCurves:
 
     def test_without_times_say_so(self, tmp_path):
         one = scores.read([table(tmp_path / "a.csv", pace=float("nan"))])
-        with pytest.raises(ValueError, match=r"has no times .*--x steps"):
+        with pytest.raises(ValueError, match=r"has no wall_seconds: .*--x steps"):
             plots.figure(one, ("time",))
 
     def test_names_are_text_and_no_formula(self, tmp_path):

@@ -121,14 +121,14 @@ def test_an_environment_that_ray_ends_for_its_memory_is_named(one, monkeypatch):
         one.step(np.zeros((1, 1), np.float32))
 
 
-def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_continues(actors):
+def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_continues(actors, caplog):
     env = actors([partial(Mortal, 1000), partial(Mortal, 12)], max_restarts=1)
     before = env.reset()
     for _ in range(11):
         before, _, dones, _ = env.step(np.full((2, 1), 0.5, np.float32))
         assert not dones.any()
-    with pytest.warns(UserWarning, match="environment 1 died and was rebuilt"):
-        observations, rewards, dones, infos = env.step(np.full((2, 1), 0.5, np.float32))
+    observations, rewards, dones, infos = env.step(np.full((2, 1), 0.5, np.float32))
+    assert "rebuilt after a death, episode cut: environment 1" in caplog.text
     assert dones.tolist() == [False, True]
     assert rewards[1] == 0
     assert infos[1].keys() == {"environment_rebuilt", "TimeLimit.truncated", "terminal_observation"}
@@ -140,12 +140,12 @@ def test_with_max_restarts_it_is_rebuilt_its_episode_truncated_and_the_run_conti
         model(env).learn(100)
 
 
-def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_limits(actors):
+def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_limits(actors, caplog):
     env = actors([partial(Mortal, 1000)], max_restarts=-1)
     algorithm = model(env).learn(30)
     os.kill(env.env_method("pid")[0], signal.SIGKILL)
-    with pytest.warns(UserWarning, match="environment 0 died and was rebuilt"):
-        algorithm.learn(20, reset_num_timesteps=False)
+    algorithm.learn(20, reset_num_timesteps=False)
+    assert "rebuilt after a death, episode cut: environment 0" in caplog.text
     assert algorithm.num_timesteps == 50
     buffer = algorithm.replay_buffer
     assert np.flatnonzero(buffer.dones).tolist() == np.flatnonzero(buffer.timeouts).tolist() == [19, 30]  # episodes of 20

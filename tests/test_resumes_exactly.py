@@ -610,6 +610,8 @@ class TestOtherAlgorithms:
         whole = Ours("MlpPolicy", seeded(), **settings).learn(120, TD3XCheckpointCallback(30, tmp_path, keep_last=9))
         with pytest.raises(UntrustedModelError, match="trust=True"):
             resume_run(tmp_path, seeded(), algorithm=Ours)
+        with pytest.raises(ValueError, match=f"algorithm={algorithm.__name__} is not the saved model's class"):
+            resume_run(tmp_path, seeded(), trust=True, algorithm=algorithm)
         resumed = resume_run(tmp_path, seeded(), checkpoint=60, trust=True, algorithm=Ours).learn(120, resume=True)
         assert largest_difference(weights(plain), weights(whole)) == largest_difference(weights(plain), weights(resumed)) == 0
 

@@ -242,8 +242,9 @@ class TestWhenItSaves:
         model(seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path))
         before = sorted(tmp_path.iterdir())
         resumed = resume_run(tmp_path, seeded())
-        with pytest.warns(UserWarning, match=r"nothing to do: 40 steps are made, .* \(30\) counts from the beginning"):
+        with pytest.warns(UserWarning, match=r"nothing to do: 40 steps have been made, .* \(30\) counts from") as warned:
             resumed.learn(30, TD3XCheckpointCallback(20, tmp_path), resume=True)
+        assert warned[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             resume_run(tmp_path, seeded()).learn(40, TD3XCheckpointCallback(20, tmp_path), resume=True)

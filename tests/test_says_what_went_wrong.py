@@ -55,8 +55,9 @@ class Returns(BaseCallback):
 class TestACallbackThatReturnsNothing:
     @pytest.mark.parametrize("callback", [lambda *_: None, Returns(None), CallbackList([Returns(True), Returns(None)])])
     def test_ends_the_training_with_a_warning(self, callback):
-        with pytest.warns(UserWarning, match="training ends after 1 steps, because a callback returned None"):
+        with pytest.warns(UserWarning, match="training ends after 1 steps, because a callback returned None") as warned:
             assert model().learn(40, callback).num_timesteps == 1
+        assert warned[0].filename == __file__
 
     @pytest.mark.filterwarnings("error::UserWarning")
     @pytest.mark.parametrize(("result", "steps"), [(False, 1), (True, 40)])
@@ -98,10 +99,12 @@ class TestCopiesOfAModel:
         twin = copied(algorithm)
         observation = np.ones((1, 3), np.float32)
         assert np.array_equal(twin.predict(observation)[0], algorithm.predict(observation)[0])
-        with pytest.raises(ValueError, match="no environment to learn in: give it one with set_env"):
+        with pytest.raises(ValueError, match=r"no environment to learn in: use set_env, or set_venv of a copied"):
             twin.learn(20)
-        twin.set_env(VecNormalize(DummyVecEnv([LineEnv])))
+        count = twin.get_vec_normalize_env().obs_rms.count
+        twin.get_vec_normalize_env().set_venv(DummyVecEnv([LineEnv]))
         assert twin.learn(20).num_timesteps == 20
+        assert twin.get_vec_normalize_env().obs_rms.count > count
         algorithm.learn(20)
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

@@ -15,7 +15,7 @@ import pytest
 from sb3_td3x.common import lock
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.common.signals import stopping_on_signal
-from sb3_td3x.errors import RunLockedError
+from sb3_td3x.errors import EnvironmentDiedError, RunLockedError
 from sb3_td3x.runs import runners
 from sb3_td3x.runs.study import StudyFolder
 from tests.commands import start, wait_until
@@ -57,6 +57,8 @@ class TestWorkers:
         (run,) = runs = study(tmp_path / "s.yml", seeds=[0])
         error = made(runs, tmp_path, runners.local(1), killed)[run.name].error
         assert error == "it was lost 2 times; at last its process ended with -9 (memory may have run out: fewer --jobs)"
+        error = made(runs, tmp_path, runners.local(1), without_environment)[run.name].error
+        assert error == "EnvironmentDiedError: the process of environment 0 ended with exit code -9"
 
     def test_a_run_that_fails_says_why_and_threads_that_one_leaves_are_not_waited_for(self, tmp_path):
         leaves, fails = runs = study(tmp_path / "s.yml", seeds=[0, 1])
@@ -79,6 +81,10 @@ def leaving_a_thread_or_failing(run, path):
 
 def killed(run, path):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def without_environment(run, path):
+    raise EnvironmentDiedError([0], "ended with exit code -9")
 
 
 class TestLocks:

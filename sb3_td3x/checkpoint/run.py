@@ -85,7 +85,7 @@ def save_run(
     require_prefix(name_prefix)
     if not isinstance(model, Resumable):
         name = type(model).__name__
-        advice = f"an off-policy algorithm can, as class Own(Resumable, {name}) with Resumable of sb3_td3x.common.resumable"
+        advice = "off-policy ones such as SAC can, as class Own(Resumable, SAC), with Resumable of sb3_td3x.common.resumable"
         raise ValueError(f"{name} cannot be resumed: {advice}")
     if not model._is_stored and model._last_obs is not None:
         raise ValueError("the transition of this step is not stored yet: save in a callback's _on_rollout_start")
@@ -174,8 +174,10 @@ def resume_run(
             kwargs["device"] = "cpu"  # not a GPU, whose rounding is another
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
+    elif not issubclass(algorithm, Resumable):
+        raise ValueError(f"algorithm={algorithm.__name__} is not the saved model's class: class Own(Resumable, SAC) is one")
     elif not trust:
-        raise UntrustedModelError("the model", f"a {algorithm.__name__}, which SB3 loads", str(saved.path / MODEL))
+        raise UntrustedModelError("the model", f"a {algorithm.__name__} for SB3's load", str(saved.path / MODEL))
     model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)
     with as_checkpoint_error(saved.path / STATE):
         vars(model).update({name: state["model"][name] for name in type(model).only_in_checkpoints})
@@ -190,7 +192,7 @@ def resume_run(
     with as_checkpoint_error(store.chunks):
         problems = _load_buffer(model, store, saved, trust)
         if saved.manifest["inside rollout"]:
-            problems.append("the updates: it was stopped or saved inside a rollout, or before all updates after it")
+            problems.append("the updates: the run was stopped or saved inside a rollout, or before all updates after one")
     problems += [f"rounding or random numbers ({name} was {machine[name]}, is {value})"
                  for name, value in _machine(model).items() if machine.get(name, value) != value]  # fmt: skip
     if model.use_sde:  # SB3 draws it before a rollout's checkpoint is made
@@ -270,7 +272,7 @@ class _Restoration:
             problems += random_state.set_states(state["generators"], model.action_space, model.device)
         model.resumptions = [*self.resumptions, {"steps": model.num_timesteps, "not_restored": problems}]
         for problem in problems:
-            warnings.warn(f"not restored exactly: {escaped(problem)}", stacklevel=4)
+            warnings.warn(f"not restored exactly: {escaped(problem)}", stacklevel=7)
 
     def _restore_envs(self, env: VecEnv, saved: dict[str, Any]) -> list[str]:
         model, normalization = self.model, self.model.get_vec_normalize_env()

@@ -76,7 +76,7 @@ class Store:
         readable, damaged = _in_order(contents), [error for error in contents if isinstance(error, CheckpointError)]
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
         try:
-            if steps is None and damaged:  # nobody knows which checkpoint is the newest
+            if damaged and (steps is None or not candidates):  # nobody knows which of them it is
                 raise damaged[0]
             if candidates:
                 chosen = (steps is not None and _last_whole(candidates)) or candidates[-1]  # of two alike one may be damaged
@@ -85,7 +85,8 @@ class Store:
         except CheckpointError as error:
             last = _last_whole(readable)
             raise CheckpointError(error.path, error.problem, last.steps if last else None) from error
-        there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or "none"
+        nothing = "none" if self.folder.exists() else "no such folder"
+        there = ", ".join(f"{checkpoint.steps:,}" for checkpoint in readable) or nothing
         which = "no checkpoint" if steps is None else f"no checkpoint of {steps!r} steps"
         inside = [path.name for path in sorted(self.folder.glob("*")) if Store(path).paths()]
         hint = f", its folder {inside[0]} does" if inside and not readable else ""

@@ -87,7 +87,7 @@ def command(
                 recorded = play.record_video(run.folder, run.folder.video, run.experiment.seed, trust=trusts)
                 console.print(f"  {run.folder.video} ({recorded})")
             except ValueError as error:
-                console.print(f"no video: {error}")
+                console.print(str(error))
     words = _words(run.folder, trusts)
     console.print(f"watch it: td3x enjoy {words}\nread about it: td3x report {words}")
 
@@ -105,8 +105,8 @@ def _check_options(chosen: set[str]) -> None:
 def _env_kwargs(texts: list[str] | None) -> dict[str, Any] | None:
     """``key:value``, as in rl-zoo3; values are YAML."""
     pairs = [text.partition(":") for text in texts or ()]
-    if wrong := [key for key, colon, _ in pairs if not colon or not key.isidentifier()]:
-        raise ValueError(f"--env-kwargs needs key:value, not {wrong[0]!r}")
+    if wrong := ["".join(pair) for pair in pairs if not pair[1] or not pair[0].isidentifier()]:
+        raise ValueError(f"--env-kwargs needs name:value, not {wrong[0]!r}")
     return {key: presets.parse(value) for key, _, value in pairs} or None
 
 

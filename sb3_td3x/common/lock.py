@@ -79,7 +79,7 @@ class RunLock:
 
     def _locked(self) -> RunLockedError:
         owner = self._lease.owner
-        return RunLockedError(self.folder, *(("?", "?") if owner is None else (_host(owner.hostname), owner.pid)))
+        return RunLockedError(self.folder, *(("a host", "unknown") if owner is None else (_host(owner.hostname), owner.pid)))
 
 
 def is_touched(folder: Path) -> bool:

@@ -102,7 +102,8 @@ class RayVecEnv(VecEnv):
             for index in rebuilt:
                 last = {key: part[index] for key, part in before.items()} if isinstance(before, dict) else before[index]
                 infos[index]["terminal_observation"] = last
-            warnings.warn(f"environment {', '.join(map(str, rebuilt))} died and was rebuilt: its episode is cut", stacklevel=3)
+            # No warning, of which Python shows the next like it no more
+            logging.getLogger(__name__).warning("rebuilt after a death, episode cut: environment %s", str(rebuilt)[1:-1])
         self._last_obs = observations
         self.reset_infos = list(chain(*reset_infos))
         return observations, np.concatenate(rewards), np.concatenate(dones), infos

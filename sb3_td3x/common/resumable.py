@@ -92,7 +92,7 @@ class Resumable(OffPolicyAlgorithm):
         if resume:
             if total_timesteps < self.num_timesteps:
                 counted = f"with resume=True total_timesteps ({total_timesteps:,}) counts from the beginning"
-                warnings.warn(f"nothing to do: {self.num_timesteps:,} steps are made, and {counted}", stacklevel=2)
+                warnings.warn(f"nothing to do: {self.num_timesteps:,} steps have been made, and {counted}", stacklevel=3)
             total_timesteps = max(total_timesteps - self.num_timesteps, 0)
             kwargs["reset_num_timesteps"] = False
         with explained_deaths(self.env):
@@ -125,7 +125,7 @@ class Resumable(OffPolicyAlgorithm):
                 self._last_obs = None  # so that the next `learn` resets the environments
         if not rollout.continue_training and watched.result is None:
             problem = f"training ends after {self.num_timesteps} steps, because a callback returned None"
-            warnings.warn(f"{problem}: return True to continue", stacklevel=2)
+            warnings.warn(f"{problem}: return True to continue", stacklevel=5)
         return rollout
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +149,7 @@ class Resumable(OffPolicyAlgorithm):
         self._is_stored = True
         if is_used_by_others:
             problem = "a callback used the training environments inside a step, which is not learned from"
-            warnings.warn(f"{problem}; new episodes begin: give it environments that only it uses", stacklevel=2)
+            warnings.warn(f"{problem}; new episodes begin: give it environments that only it uses", stacklevel=8)
             self._begin_new_episodes()
 
     def _is_env_used_by_others(self) -> bool:

@@ -73,7 +73,7 @@ def check_net_arch(name: str, net_arch: Any) -> Any:
     if isinstance(net_arch, dict) and net_arch.keys() == {"pi", "qf"}:
         return {network: check_net_arch(name, sizes or []) for network, sizes in net_arch.items()}
     if not isinstance(net_arch, (list, tuple)):
-        raise ValueError(f"{name} must be a list of layer sizes, or such lists as pi and qf alone, not {net_arch!r}")
+        raise ValueError(f"{name} must be a list of layer sizes, or {{'pi': sizes, 'qf': sizes}}, not {net_arch!r}")
     return [check_int(f"a size in {name}", size, minimum=1) for size in net_arch]
 
 

@@ -111,7 +111,7 @@ def _points(run: Scores, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         return run.steps, run.mean, run.spread
     known = np.isfinite(run.seconds)
     if not known.any():
-        raise ValueError(f"{run.source} has no times (its scores.csv is missing): draw it over steps, --x steps")
+        raise ValueError(f"{run.source} has no wall_seconds: draw it over steps, --x steps")
     return run.seconds[known] / 60, run.mean[known], run.spread[known]
 
 

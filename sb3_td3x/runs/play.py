@@ -76,7 +76,7 @@ def record_video(folder: RunDir, out: Path, seed: int = 0, max_steps: int = 2000
     except ModelFileError:
         raise
     except Exception as error:  # whatever the drawing of an environment raises
-        raise ValueError(f"no video can be made of {folder.env_id}: {error}") from error
+        raise ValueError(f"no video of {folder.env_id}: {str(error) or repr(error)}") from error
 
 
 def _write_video(model: TD3X, env: VecEnv, path: Path, max_steps: int) -> str:

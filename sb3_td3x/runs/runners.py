@@ -61,8 +61,8 @@ def local(jobs: int) -> Runner:
                     run, process = running.pop(sentinel)
                     process.join()
                     code = process.exitcode
-                    if code in (ENDED, FAILED):
-                        yield run, folder.last_line(run) if code == FAILED else ""
+                    if code in (ENDED, FAILED) or (code == DIED and lost[run] >= RETRIES):
+                        yield run, "" if code == ENDED else folder.last_line(run)
                     elif lost[run] < RETRIES:
                         lost[run] += 1
                         waiting.insert(0, run)

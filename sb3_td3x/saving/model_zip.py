@@ -135,7 +135,7 @@ def set_parameters(sb3_set_parameters: Callable[..., None], model: Any, source: 
         source = read(source).tensors()
     names = model._get_torch_save_params()[0]
     if exact_match and source.keys() != set(names):
-        raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source))}")
+        raise DoesNotFit(f"there must be parameters of {', '.join(names)}, not of {', '.join(map(str, source)) or 'none'}")
     before = copy.deepcopy(model.get_parameters())
     try:
         copies = {name: copy.deepcopy(part) if "param_groups" in part else part for name, part in source.items()}

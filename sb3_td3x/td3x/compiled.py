@@ -213,7 +213,7 @@ class _Recording:
         self.name, self.batch, self.settings = name, batch, settings
         tensors = updater.tensors
         if _has_hooks(tensors):
-            raise CannotAccelerate("a layer has a hook, or a parameter on its gradient, which a program would not call")
+            raise CannotAccelerate("a layer or a parameter's gradient has a hook, which a program would not call")
         places = {id(tensor): place for place, tensor in enumerate(tensors.named.values())}
         if not places.keys() >= set(map(id, tensors.trained[name])):
             raise CannotAccelerate(f"the {name}'s optimizer has parameters that are not in the policy")

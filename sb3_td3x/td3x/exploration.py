@@ -59,9 +59,9 @@ def noise_std(action_noise: ActionNoise | None) -> float | None:
 def check_action_bounds(action_space: spaces.Box) -> None:
     """Refuse integers, no axis, and bounds that are equal, reversed or too far apart to be scaled to [-1, 1]."""
     if action_space.dtype.kind != "f":
-        advice = "wrap the environment with gymnasium.wrappers.TransformAction, which rounds them"
+        advice = "wrap the environment with gymnasium.wrappers.TransformAction and a function that rounds them"
         raise ValueError(f"actions must be real numbers, but the action space is of {action_space.dtype}: {advice}")
     with np.errstate(over="ignore"):
         width = action_space.high - action_space.low
     if not (action_space.shape and np.isfinite(width).all() and (width > 0).all()):
-        raise ValueError(f"actions need an axis, and a lower bound below its upper bound each, not {action_space}")
+        raise ValueError(f"actions need an axis, and each a finite range above 0, not {action_space}")

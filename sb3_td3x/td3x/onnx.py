@@ -116,7 +116,7 @@ def _wrappers(env: VecEnv) -> tuple[list[VecNormalize | VecTransposeImage], spac
             wrappers.insert(0, env)
         env = env.venv
     if env is None:
-        raise ValueError("VecNormalize has no environment (a copy of a model loses it): set_env gives it one")
+        raise ValueError("VecNormalize has no environment (that of a copied model has none): its set_venv gives it one")
     if unwrap_vec_normalize(env) is not None:
         problem = f"{type(env).__name__} is around VecNormalize and cannot be part of the graph"
         raise ValueError(f"{problem}: put VecNormalize outermost, or give export_onnx an env without it and normalize before")

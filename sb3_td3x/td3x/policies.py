@@ -287,9 +287,10 @@ def is_module_name(key: str) -> bool:
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
     """Refuse observations that the features extractor or SB3's preprocessing cannot handle: ``ValueError``."""
     if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
-        raise ValueError(f"MultiInputPolicy is for Dict observations, not for {space}: use MlpPolicy, or CnnPolicy for images")
+        raise ValueError(f"CombinedExtractor is for Dict observations, not for {space}: use MlpPolicy or CnnPolicy")
     if features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
-        raise ValueError(f"MlpPolicy and CnnPolicy are not for Dict observations such as {space}: use MultiInputPolicy")
+        name = features_extractor_class.__name__
+        raise ValueError(f"{name} is not for Dict observations such as {space}: use MultiInputPolicy's CombinedExtractor")
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
     for key, part in parts.items():
         if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):

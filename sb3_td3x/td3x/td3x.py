@@ -400,7 +400,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         self._check_settings()
         normalization = self._vec_normalize_env
         if self.env is None or (normalization is not None and normalization.venv is None):  # copied without what it wraps
-            raise ValueError("the model has no environment to learn in: give it one with set_env")
+            raise ValueError("no environment to learn in: use set_env, or set_venv of a copied model's VecNormalize")
         transitions.require_stored_as_seen(self.env)
         if (reset_num_timesteps and self._on_resume is None) or self.num_timesteps == 0:  # resumed: `Resumable` refuses it
             request, self._learning_starts_from = self._learning_starts_request, 0

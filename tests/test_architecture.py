@@ -32,7 +32,9 @@ def imported(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name.split(".")[0], None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not any(alias.name.startswith("sb3_td3x.") for alias in node.names), path
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, path
             parts = node.module.split(".")
             if parts[0] != "sb3_td3x":
                 yield parts[0], None

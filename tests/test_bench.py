@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -65,8 +66,8 @@ def test_a_contender_whose_compiler_fails_is_left_out_with_the_reason():
 
 
 def test_ratios_are_those_of_the_same_turn():
-    taken = {bench.BASELINE: [10.0, 30.0], "x": [5.0, 15.0]}
-    assert [(row["ms"], row["times_sb3"]) for row in bench.rows(taken)] == [(20.0, 1.0), (10.0, 2.0)]
+    taken = {bench.BASELINE: [10.0, 30.0], "x": [5.0, 30.0]}
+    assert [(row["ms"], row["times_sb3"]) for row in bench.rows(taken)] == [(20.0, 1.0), (17.5, 1.5)]
 
 
 @pytest.mark.parametrize(("option", "limits"), [([], (40, 120.0)), (["--quick"], (10, 20.0))])
@@ -136,6 +137,7 @@ def test_the_command_prints_a_table(called_and_heard):
     said = " ".join((printed.out + printed.err).split())
     assert code == 0
     assert all(text in said for text in ("TD3X compiled is not measured", "SB3 TD3: ", "times SB3"))
+    assert re.search(r"SB3 TD3( \d+\.\d\d){3} 1\.00", said)
 
 
 def test_the_script_measures_every_contender_and_writes_the_figures(tmp_path, capsys):
@@ -172,5 +174,5 @@ def test_milliseconds_of_an_update_of_this_batch(monkeypatch):
 def test_bench_has_the_threads_that_it_prints(monkeypatch, heard):
     monkeypatch.setattr(bench, "take_turns", lambda *_: {bench.BASELINE: [1.0]})
     monkeypatch.setattr(th, "set_num_threads", asked := Mock())
-    heard("bench", *OPTIONS, "--threads", 3)
+    assert "threads 3" in heard("bench", *OPTIONS, "--threads", 3)
     asked.assert_called_once_with(3)

@@ -47,7 +47,9 @@ class TestOptions:
         for act in (lambda: play.evaluate(folder, 1, seed=0), lambda: experiment.resume(folder, steps=90)):
             with pytest.raises(ValueError, match=r"passes \{'g': 5\} to its environment: if you trust the run"):
                 act()
-        assert experiment.train(experiment.resume(folder, steps=90, trust=True))
+        run = experiment.resume(folder, steps=90, trust=True)
+        assert run.model.env.get_attr("g") == [5, 5]
+        assert experiment.train(run)
 
     def test_what_is_printed_for_a_run_that_holds_a_link_can_be_run(self, called_and_heard, heard, tmp_path):
         heard(*PENDULUM, "--steps", 60)
@@ -145,13 +147,13 @@ class TestOptions:
         run.finish.assert_called_once()
 
     @pytest.mark.parametrize("error", [None, ValueError("no luck")])
-    def test_wandb_is_told_whether_the_run_has_failed(self, error, monkeypatch, called):
+    def test_wandb_is_told_whether_the_run_has_failed(self, error, monkeypatch, called, tmp_path):
         import wandb
 
         monkeypatch.setattr(wandb, "init", lambda **kwargs: run)
         monkeypatch.setattr("sb3_td3x.TD3X.train", Mock(side_effect=error))
         run = Mock()
-        called(*PENDULUM, "--steps", 150, "--track", "wandb")
+        called(*PENDULUM, "--steps", 150, "--track", "wandb", "--out", tmp_path)
         run.finish.assert_called_once_with(exit_code=int(error is not None))
 
     def test_wandb_that_is_not_installed_is_named_before_the_run(self, monkeypatch, tmp_path, called):
@@ -300,7 +302,7 @@ class TestErrors:
             assert not set(shown) & {"\x1b", "\x07", "\x9b"}
 
     @pytest.mark.parametrize("name", ["evaluations.npz", "Pendulum-v1/args.yml"])
-    def test_a_named_pipe_in_a_run_stops_no_command(self, name, tmp_path, refused):
+    def test_a_named_pipe_in_a_run_stops_neither_eval_nor_plot(self, name, tmp_path, refused):
         run = saved_run(tmp_path, "Pendulum-v1", model(gym.make("Pendulum-v1")))
         run.last_model.unlink()
         (run.path / name).unlink(missing_ok=True)

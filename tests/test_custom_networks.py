@@ -1,5 +1,6 @@
 """Custom networks learn the same on every path, or their updates are made on the plain one, with the reason."""
 
+import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,18 @@ from sb3_td3x.td3x import compiled, gradient_step, precision
 from sb3_td3x.td3x.compiled import CannotAccelerate
 from sb3_td3x.td3x.critics import SCALAR
 from tests.paths import assert_equal, pair, programs, ready, train
-from tests.tools import SMALL, LineEnv, largest_difference, model, random_batch, train_each, train_on, weights, without_output
+from tests.tools import (
+    SMALL,
+    LineEnv,
+    equal,
+    largest_difference,
+    model,
+    random_batch,
+    train_each,
+    train_on,
+    weights,
+    without_output,
+)
 
 
 class Extractor(BaseFeaturesExtractor):
@@ -168,6 +180,11 @@ class Normed(Extractor):
         self.layer = th.nn.utils.spectral_norm(self.layer)
 
 
+def _own(module):
+    """The attributes that are not torch's: numbers, generators."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, (int, list, np.random.Generator))}
+
+
 def with_extractor(extractor, **policy_kwargs):
     return {"policy_kwargs": {**SMALL, "features_extractor_class": extractor, **policy_kwargs}}
 
@@ -202,12 +219,14 @@ def assert_plain_takes_over(extractor, capsys):
 )
 def test_what_a_program_would_not_repeat_is_declined_and_leaves_the_policy_as_it_was(extractor, reason, capsys):
     algorithm = ready("compiled", **with_extractor(extractor))
-    before = [dict(vars(module)) for module in algorithm.policy.modules()]
-    buffers = [dict(module._buffers) for module in algorithm.policy.modules()]
+    modules = list(algorithm.policy.modules())
+    before = [{name: vars(module)[name] for name in vars(module)} for module in modules]
+    held, tensors = copy.deepcopy([_own(module) for module in modules]), weights(algorithm)
     with pytest.raises(CannotAccelerate, match=reason):
         train_on(algorithm, [0])
-    assert [dict(vars(module)) for module in algorithm.policy.modules()] == before
-    assert [dict(module._buffers) for module in algorithm.policy.modules()] == buffers
+    assert [vars(module) for module in modules] == before
+    assert equal([_own(module) for module in modules], held)
+    assert largest_difference(weights(algorithm), tensors) == 0
     algorithm.accelerate = "plain"
     train_on(algorithm, range(2))
     assert reason in assert_plain_takes_over(extractor, capsys)
@@ -279,7 +298,10 @@ def test_layers_whose_program_fails_are_updated_on_the_plain_path(capsys):
 def test_scripted_layers_are_learned_on_the_path_that_takes_them(recorded):
     algorithm = model(**with_extractor(Scripted)).learn(20)
     algorithm._updates_since_load = compiled.SWITCH_AFTER
+    before = [parameter.clone() for parameter in algorithm.critic.features_extractor.layer.parameters()]
     assert algorithm.learn(20, reset_num_timesteps=False)._n_updates == 30
+    after = algorithm.critic.features_extractor.layer.parameters()
+    assert not any(map(th.equal, before, after))
 
 
 def test_a_replaced_forward_of_a_layer_stays_with_bf16():
@@ -506,7 +528,7 @@ def test_a_hook_of_a_layer_is_called_also_if_it_comes_after_compiling(register, 
     getattr(algorithm.critic.qf0, register)(lambda *_: calls.append(1))
     train_on(algorithm, range(2))
     assert len(calls) >= 2
-    assert "accelerate: plain (a layer has a hook" in capsys.readouterr().out
+    assert "accelerate: plain (a layer or a parameter's gradient has a hook" in capsys.readouterr().out
 
 
 class TestAnOwnKindOfCritic:
@@ -553,9 +575,10 @@ class TestAnOwnKindOfCritic:
                 critic.q1_forward = lambda *parts: critic(*parts)[0]
                 return critic
 
-        before = weights(learner := without_output(model(policy=Own)))
+        learner = without_output(model(policy=Own))
+        before = learner.critic.q_networks.weight.clone()
         train_on(learner, range(2))
-        assert largest_difference(before, weights(learner)) > 0
+        assert not th.equal(learner.critic.q_networks.weight, before)
 
 
 @pytest.mark.usefixtures("recorded")

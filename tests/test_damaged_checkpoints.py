@@ -96,7 +96,7 @@ class TestDamaged:
 
     @pytest.mark.parametrize("use", [lambda store: store.prune(keep_last=2), Store.find], ids=["prune", "find"])
     def test_what_cannot_be_read_or_listed_for_a_moment_is_no_damage(self, folder, monkeypatch, use):
-        files, failed = sorted(folder.rglob("*")), 0
+        files, problems = sorted(folder.rglob("*")), []
         for number in range(100):
             with monkeypatch.context() as patch:
                 calls = _fail_once(patch, number)
@@ -104,11 +104,12 @@ class TestDamaged:
                     found = use(Store(folder))
                     assert getattr(found, "steps", 100) == 100  # never an older one
                 except (CheckpointError, OSError) as error:
-                    failed += "Stale file handle" in str(error)
+                    problems.append(str(error))
             assert sorted(folder.rglob("*")) == files
             if next(calls) <= number:
                 break
-        assert failed >= 4  # both manifests, and the folder
+        assert all("Stale file handle" in problem for problem in problems)
+        assert len(problems) >= 4  # both manifests, and the folder
 
     @pytest.mark.timeout(60)
     @pytest.mark.parametrize("is_pipe", [False, True])
@@ -177,9 +178,6 @@ class TestDamaged:
     def test_which_is_the_newest_does_not_depend_on_the_files_times(self, folder):
         os.utime(folder / "td3x_80_steps" / "manifest.json", (2e9, 2e9))
         assert Store(folder).find().steps == 100
-        (folder / "td3x_100_steps" / "manifest.json").write_bytes(b"")
-        with pytest.raises(CheckpointError, match=r"td3x_100_steps.manifest\.json is damaged.*checkpoint=80"):
-            resume_run(folder, seeded())
 
 
 def damaged(content, chance):

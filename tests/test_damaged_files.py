@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +207,11 @@ def test_a_damaged_policy_buffer_or_statistics_gives_the_error_or_a_whole_one(tm
     }
     try:
         loaded = load[name]()
-    except (ModelFileError, ValueError):  # damaged, or whole and for other spaces or another number of environments
+    except ModelFileError:
+        return
+    except ValueError as error:
+        if not re.search("the replay buffer has|does not fit the environments", str(error)):  # whole, and of another kind
+            raise
         return
     if name == "policy":
         assert loaded.predict(OBSERVATIONS)[0].shape == (4, 1)

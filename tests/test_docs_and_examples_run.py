@@ -214,7 +214,7 @@ def test_notebooks(path, tmp_path):
 
 
 def test_links_and_pictures_are_there():
-    link = re.compile(r"\]\(([^)#]+)\)|\{figure\} (\S+)|\{include\} (\S+)|<img src=\"([^\"]+)\"")
+    link = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)|\{figure\} (\S+)|\{include\} (\S+)|<img src=\"([^\"]+)\"")
     for page in PAGES:
         for target in link.findall(page.read_text()):
             (path,) = filter(None, target)

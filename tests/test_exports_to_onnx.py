@@ -26,7 +26,7 @@ from torch import nn
 from sb3_td3x import TD3X, __version__
 from sb3_td3x.td3x import onnx
 from tests.commands import saved_run
-from tests.tools import LineEnv, Samples, WithoutSpec, model
+from tests.tools import SMALL, LineEnv, Samples, WithoutSpec, model
 
 TWO = spaces.Box(-1, 1, (2,))
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -94,6 +94,11 @@ class TestTheGraphActsAsPredict:
         assert (taken.name, taken.shape[1:], taken.type) == ("observation", [2, 6], "tensor(double)")
         assert (given.name, given.shape[1:], given.type) == ("action", [2, 2], "tensor(double)")
         require_equal_actions(session, algorithm, frames.observation_space, env.normalize_obs)
+
+    def test_with_statistics_in_the_policy(self, tmp_path):
+        algorithm = model(policy_kwargs={**SMALL, "normalize_observations": True}).learn(40)
+        assert algorithm.policy.normalizer.moments[0].mean.abs().min() > 0.01
+        require_equal_actions(exported(algorithm, tmp_path / "own.onnx"), algorithm, algorithm.observation_space)
 
     def test_with_dict_observations_of_which_some_are_normalized(self, tmp_path):
         counts = {"kind": spaces.Discrete(4), "kinds": spaces.MultiDiscrete([2, 3]), "switches": spaces.MultiBinary(3)}
@@ -203,7 +208,7 @@ class TestBadInput:
 
     def test_a_copy_without_what_its_normalization_is_around_is_told(self, tmp_path):
         algorithm = copy.deepcopy(model(normalized(DummyVecEnv([LineEnv]))))
-        with pytest.raises(ValueError, match="set_env"):
+        with pytest.raises(ValueError, match="its set_venv gives it one"):
             algorithm.export_onnx(tmp_path / "model.onnx")
 
     def test_a_network_that_cannot_be_exported_leaves_an_older_file(self, tmp_path):
@@ -249,6 +254,15 @@ def test_the_command_exports_a_run_that_then_walks_without_torch(tmp_path, heard
     assert result.returncode == 0, result.stderr
     assert "torch is not loaded" in result.stdout
     assert len(example.read_text().splitlines()) < 40
+
+
+def test_the_command_exports_a_run_with_its_normalization(tmp_path, heard):
+    env = normalized(DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+    run = saved_run(tmp_path, "Pendulum-v1", algorithm := model(env))
+    env.save(run.normalization)
+    heard("export", run.path)
+    session = onnxruntime.InferenceSession(run.last_model.with_suffix(".onnx"))
+    require_equal_actions(session, algorithm, env.observation_space, env.normalize_obs)
 
 
 def test_a_graphs_actions_are_in_their_box_and_its_normalization_keeps_its_digits(tmp_path):

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from tests.tools import model
 
-GAMMA = 0.9
+GAMMA = 0.5
 
 
 class Probe(gym.Env):

@@ -241,7 +241,8 @@ def equal(left, right):
     if isinstance(left, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     if isinstance(left, (list, tuple, deque)):
-        return len(left) == len(right) and all(map(equal, left, right))
+        is_alike = len(left) == len(right) and getattr(left, "maxlen", None) == getattr(right, "maxlen", None)
+        return is_alike and all(map(equal, left, right))
     if isinstance(left, dict):  # an OrderedDict too
         return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, spaces.Space):  # without the texts that gymnasium makes when a space is first printed

@@ -100,6 +100,7 @@ class TestOneWriter:
     def test_a_second_one_is_refused_at_once_with_the_process_of_the_first(self, tmp_path, caplog):
         with RunLock(tmp_path):
             assert_refused(tmp_path, rf"process {os.getpid()} on {socket.gethostname()}")
+        assert RunLock(tmp_path).patience == 0
         assert caplog.text == ""  # it says so when it waits
         take(tmp_path)  # the first has left
         assert list(tmp_path.iterdir()) == []

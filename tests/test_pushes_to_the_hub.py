@@ -216,7 +216,9 @@ class TestPull:
 class TestTheCommand:
     def test_writes_to_a_folder_and_uploads_nothing(self, run, remote, tmp_path, heard, refused):
         out = tmp_path / "here"
-        heard("push", run.path, "--repo", REPO, "--episodes", 1, "--to-folder", out)
+        heard("push", run.path, "--repo", REPO, "--episodes", 1, "--seed", 5, "--to-folder", out)
+        results = json.loads((out / "results.json").read_text())
+        assert (results["n_eval_episodes"], results["seed"]) == (1, 5)
         assert (out / "td3x-Pendulum-v1.zip").exists()
         assert not remote.exists()
         assert "already contains files" in refused("push", run.path, "--repo", REPO, "--to-folder", out)
@@ -332,12 +334,6 @@ def test_a_run_with_hindsight_replay_can_be_pushed_with_trust(tmp_path, register
 )
 def test_the_name_of_a_model_has_no_module_and_no_slash(env_id, name):
     assert hub.model_name(env_id) == name
-
-
-def test_the_command_evaluates_as_many_episodes_as_asked(run, tmp_path, heard):
-    heard("push", run.path, "--repo", REPO, "--episodes", 1, "--seed", 5, "--to-folder", tmp_path / "here")
-    results = json.loads((tmp_path / "here" / "results.json").read_text())
-    assert (results["n_eval_episodes"], results["seed"]) == (1, 5)
 
 
 def test_what_another_run_has_pushed_and_this_one_lacks_does_not_stay(remote, tmp_path, heard):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import closing
 from functools import partial
 from unittest.mock import Mock
 
@@ -9,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import ray
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
@@ -150,6 +152,9 @@ def test_learning_continues_after_deaths_between_steps_and_stores_them_as_time_l
     buffer = algorithm.replay_buffer
     assert np.flatnonzero(buffer.dones).tolist() == np.flatnonzero(buffer.timeouts).tolist() == [19, 30]  # episodes of 20
     np.testing.assert_array_equal(buffer.next_observations[30], buffer.observations[30])
+    os.kill(env.env_method("pid")[0], signal.SIGKILL)
+    algorithm.learn(20, reset_num_timesteps=False)
+    assert caplog.text.count("rebuilt after a death") == 2
 
 
 def test_environments_may_write_into_what_they_are_given(one):
@@ -180,14 +185,14 @@ def test_an_error_of_the_environment_keeps_its_type_and_ends_nobody(one):
     assert one.get_attr("steps") == [steps + 1]
 
 
-def test_processes_inside_an_actor_step_side_by_side_and_die_together(actors):
+def test_processes_inside_an_actor_step_side_by_side_and_die_together(actors, caplog):
     env = actors([partial(Mortal, 1000), partial(Mortal, 3)], envs_per_actor=2, vec_env_cls=SubprocVecEnv, max_restarts=1)
     assert len(set(env.env_method("pid"))) == 2
     env.reset()
     actions = np.zeros((2, 1), np.float32)
     env.step(actions), env.step(actions)
-    with pytest.warns(UserWarning, match="environment 0, 1 died"):
-        _, _, dones, infos = env.step(actions)
+    _, _, dones, infos = env.step(actions)
+    assert "episode cut: environment 0, 1" in caplog.text
     assert dones.all()
     assert all(info["TimeLimit.truncated"] for info in infos)
 
@@ -229,6 +234,8 @@ def test_names_registered_here_are_known_in_actors_and_the_processes_in_them(act
     registered("RegisteredHere-v0", LineEnv)
     env = actors([partial(gym.make, "RegisteredHere-v0")], vec_env_cls=SubprocVecEnv)
     assert env.get_attr("length") == [20]
+    with closing(make_vec_env("RegisteredHere-v0", 2, vec_env_cls=RayVecEnv)) as env:
+        assert env.get_attr("length") == [20, 20]
 
 
 def test_what_cannot_start_says_why(actors, monkeypatch):

@@ -15,7 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
 from sb3_td3x.common.validation import CHECKS
-from tests.tools import SMALL, LineEnv, largest_difference, model, weights
+from tests.paths import optimizer_states
+from tests.tools import SMALL, LineEnv, equal, model, weights
 from tests.zips import members, packed, with_attributes, with_tensors
 
 FIRST = "actor.mu.0.weight"
@@ -43,10 +44,10 @@ def test_tensors_that_do_not_fit_are_named_and_leave_a_model_as_it_was(what, zip
         TD3X.load(tmp_path / "model")
     if member != "pytorch_variables.pth":
         other = model(seed=1)
-        before = weights(other)
+        before = weights(other), optimizer_states(other)
         with pytest.raises(ModelFileError, match=said):
             other.set_parameters(tmp_path / "model.zip")
-        assert largest_difference(weights(other), before) == 0
+        assert equal((weights(other), optimizer_states(other)), before)
 
 
 def _with(parameters, **policy):
@@ -67,10 +68,10 @@ DICTIONARIES = {
 def test_parameters_are_taken_all_or_none(what):
     is_exact, change, said = DICTIONARIES[what]
     algorithm = model().learn(60)
-    before = weights(algorithm)
+    before = weights(algorithm), optimizer_states(algorithm)
     with pytest.raises((ValueError, ModelFileError), match=said):
         algorithm.set_parameters(change(model(seed=1).get_parameters()), exact_match=is_exact)
-    assert largest_difference(weights(algorithm), before) == 0
+    assert equal((weights(algorithm), optimizer_states(algorithm)), before)
 
 
 def test_parameters_of_a_part_are_taken_where_that_is_asked_for():

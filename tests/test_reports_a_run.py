@@ -236,6 +236,7 @@ class TestUntrustedRuns:
         assert not [name for _, attrs in parts.tags for name in attrs if name.startswith("on")]
         assert all(url.startswith(("data:image/svg+xml;base64,", "data:video/mp4;base64,")) for url in parts.urls())
         assert "{{ 7*7 }}" in parts.text
+        assert "<svg onload=alert(1)>" in parts.text  # the chart of a diagnostic that nobody knows
         assert "default-src 'none'" in page
         for picture in parts.urls():
             assert b"<script" not in base64.b64decode(picture.partition(",")[2])

@@ -234,9 +234,9 @@ class TestBitForBit:
 
     def test_an_episode_that_begins_because_a_callback_used_the_environment(self, tmp_path):
         uses = at(25, lambda learner: learner.env.reset())
-        model(seeded()).learn(40, [uses, TD3XCheckpointCallback(25, tmp_path, keep_last=9)])
+        whole = model(seeded()).learn(40, [uses, TD3XCheckpointCallback(25, tmp_path, keep_last=9)])
         assert saved_steps(tmp_path) == [0, 25, 40]
-        resume_run(tmp_path, seeded(), checkpoint=25).learn(40, uses, resume=True)
+        assert_same_run(whole, resume_run(tmp_path, seeded(), checkpoint=25).learn(40, uses, resume=True))
 
     def test_twice_in_a_row(self, tmp_path):
         whole = model(seeded(), seed=1)

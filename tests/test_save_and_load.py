@@ -220,11 +220,6 @@ def test_the_critics_own_rate_comes_back_and_can_be_changed_at_load(tmp_path):
     TD3.load(tmp_path / "model").predict(LineEnv().reset(seed=0)[0])  # SB3 reads the file all the same
 
 
-def test_an_sb3_zip_with_a_path_loads(tmp_path):
-    TD3("MlpPolicy", LineEnv(), tensorboard_log=tmp_path / "logs", policy_kwargs={"net_arch": [8]}).save(tmp_path / "model")
-    assert TD3X.load(tmp_path / "model").tensorboard_log == tmp_path / "logs"
-
-
 @pytest.mark.parametrize(("setting", "sb3s"), [("action_noise", None), ("learning_starts", 100)])
 def test_a_setting_that_an_sb3_zip_lacks_is_sb3s(setting, sb3s, tmp_path):
     TD3("MlpPolicy", LineEnv(), policy_kwargs={"net_arch": [8]}).save(tmp_path / "model", exclude=[setting])

@@ -176,7 +176,8 @@ def test_nohup_lets_a_closed_terminal_be_ignored(monkeypatch):
 
 
 def test_signals_mean_what_they_did_after_a_run():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with stopping_on_signal(lambda: None):
         pass
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before

@@ -193,6 +193,7 @@ class TestDrivers:
         process = started_until(400)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        wait_until(lambda: not any((StudyFolder.at(out).run(run) / "lock").exists() for run in runs))  # its runs have saved
         on_ray = ("study", tmp_path / "s.yml", "--ray", "local", "--out", out)
         assert "2 of 2 runs are done" in called_and_heard(*on_ray)[1].out
         assert (out / "summary.csv").read_text().count("\n") == 3

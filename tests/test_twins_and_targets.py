@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from tests.tools import BatchNorm, largest_difference, model, random_batch, train_on, weights, without_output
+from tests.tools import largest_difference, model, random_batch, train_on, weights, without_output
 
 
 def test_twins_start_different_and_targets_start_equal():
@@ -55,15 +55,6 @@ def test_target_noise_is_drawn_per_transition_and_per_action_dimension():
     assert noise.shape == (64, 5)
     assert len(np.unique(noise)) == noise.size
     assert abs(noise.std() - 1) < 0.1
-
-
-def test_batch_norm_statistics_are_copied_even_when_targets_stand_still():
-    algorithm = without_output(model(tau=0.0, policy_kwargs={"net_arch": [8], "features_extractor_class": BatchNorm}))
-    train_on(algorithm, range(2))
-    source, target = algorithm.critic.features_extractor.norm, algorithm.critic_target.features_extractor.norm
-    assert source.running_mean.abs().max() > 0
-    assert th.equal(source.running_mean, target.running_mean)
-    assert th.equal(source.running_var, target.running_var)
 
 
 def test_buffers_and_nothing_else_are_copied_whatever_they_are_called():

@@ -200,6 +200,7 @@ class TestLauncher:
 
     def test_an_unknown_option_is_rl_zoos_to_refuse(self, session):
         assert "unknown option" in session[1]
+        assert "rl_zoo3" in session[0]["unknown option"]
 
     @pytest.mark.parametrize(
         ("arguments", "is_ours"),

@@ -1,5 +1,7 @@
 """Spaces, buffers, wrappers, optimizers and callbacks of SB3: each trains, and does with TD3X what it is for."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch as th
@@ -199,8 +201,10 @@ def test_sb3s_callbacks(tmp_path):
     assert TD3X.load(tmp_path / "rl_model_40_steps").num_timesteps == 40
 
 
-def test_progress_bar_and_tensorboard(tmp_path):
+def test_progress_bar_and_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setattr(sb3_callbacks, "tqdm", bar := Mock(wraps=sb3_callbacks.tqdm))
     model(tensorboard_log=str(tmp_path)).learn(90, progress_bar=True, log_interval=1)
+    bar.assert_called_once_with(total=90)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "TD3X_1")).Reload()

@@ -37,4 +37,4 @@ run = max((OUT / "td3x").glob("Pendulum-v1_*"), key=lambda path: path.stat().st_
 td3x("report", str(run))
 
 webbrowser.open((run / "report.html").resolve().as_uri())
-print(f"\nThe walker: {video} and {picture}\nThe pendulum (above -180 is solved, -1400 is random): {run / 'report.html'}")
+print(f"\nThe walker: {video} and {picture}\nThe pendulum (above -180 is solved, -1200 is random): {run / 'report.html'}")

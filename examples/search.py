@@ -39,5 +39,7 @@ args = parser.parse_args()
 pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=args.steps // 3)
 search = optuna.create_study(direction="maximize", pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))
 search.optimize(objective, args.trials, catch=NonFiniteError)  # a trial that diverges fails alone
+if not search.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+    raise SystemExit("no trial was completed")
 print(search.best_params, search.best_trial.user_attrs["folder"])
 shutil.copy(f"{search.best_trial.user_attrs['folder']}/best_model.zip", "best_of_search.zip")

@@ -192,14 +192,15 @@ class TestExactly:
             resume_run(tmp_path, seeded()).learn(60, evaluations[1], resume=True)
 
 
-def test_an_environment_may_tell_of_its_successes_alone(tmp_path):
+@pytest.mark.parametrize("otherwise", [{}, {"is_success": None}])
+def test_an_environment_may_tell_of_its_successes_alone(otherwise, tmp_path):
     class Tells(LineEnv):
         ended = 0
 
         def step(self, action):
             *rest, info = super().step(action)
             self.ended += rest[3]
-            return *rest, {"is_success": True} if rest[3] and self.ended in (5, 7, 9) else info
+            return *rest, {"is_success": True} if rest[3] and self.ended in (5, 7, 9) else {**info, **otherwise}
 
     model(seeded()).learn(60, scoring(tmp_path, seeded(Tells), n_eval_episodes=3))
     with np.load(tmp_path / "evaluations.npz") as arrays:

@@ -150,7 +150,7 @@ def test_an_interrupted_example_resumes(tmp_path, example, capsys):
 
 def test_ctrl_c_ends_the_search(tmp_path, monkeypatch, example):
     stop_after(monkeypatch, 10)
-    with pytest.raises(ValueError, match="No trials are completed yet"):
+    with pytest.raises(SystemExit, match="no trial was completed"):
         example("search.py", "--steps", 20, "--trials", 2)
     assert len(list((tmp_path / "logs" / "td3x").iterdir())) == 1
 

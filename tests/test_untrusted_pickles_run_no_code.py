@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, load_vecnormalize
+from sb3_td3x.common.buffers import PrioritizedReplayBuffer
 from sb3_td3x.runs.environments import require_registered
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import NotAllowed, load_tensors, loads
@@ -277,6 +278,10 @@ HOSTILE_BUFFERS = {
     "whole numbers": (ReplayBuffer, lambda buffer: {"rewards": buffer.rewards.astype(np.int8)}),
     "a broken position": (ReplayBuffer, lambda buffer: {"pos": 2.5}),
     "no ends": (NStepReplayBuffer, lambda buffer: {"dones": None}),
+    "no priorities": (PrioritizedReplayBuffer, lambda buffer: {"priorities": None}),
+    "fewer priorities": (PrioritizedReplayBuffer, lambda buffer: {"priorities": buffer.priorities[:3]}),
+    "priorities without value": (PrioritizedReplayBuffer, lambda buffer: {"priorities": buffer.priorities * np.nan}),
+    "no start": (HerReplayBuffer, lambda buffer: {"ep_start": None}),
     "a start far before": (HerReplayBuffer, lambda buffer: {"_current_ep_start": np.full(1, -(10**15))}),
 }
 
@@ -285,6 +290,7 @@ HOSTILE_BUFFERS = {
 def test_a_replay_buffer_whose_parts_are_not_its_own_numbers_is_refused(what, tmp_path):
     cls, change = HOSTILE_BUFFERS[what]
     goals = {"env": BitFlippingEnv(continuous=True), "policy": "MultiInputPolicy"} if cls is HerReplayBuffer else {}
+    goals |= {"prioritization": "lap"} if cls is PrioritizedReplayBuffer else {}
     learner = model(replay_buffer_class=cls, **goals)
     for name, value in change(learner.replay_buffer).items():
         vars(learner.replay_buffer)[name] = value

@@ -36,7 +36,7 @@ class TD3XCheckpointCallback(CheckpointCallback):
     :param lock: of ``td3x train``'s folder; a process that has lost it, for example because it was suspended, saves no more
     :raises RunLockedError: if another process has the lock
     :raises CheckpointError: if a checkpoint cannot be written, or the folder holds another run's; earlier checkpoints stay
-    :raises ValueError: inside an ``EventCallback``, which would never let it save; for a prefix that ``save_run`` refuses
+    :raises ValueError: inside an ``EventCallback``, which would never let it save; for what ``save_run`` refuses
     """
 
     model: Resumable

@@ -39,7 +39,7 @@ WRAPPER_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     VecMonitor: ("episode_returns", "episode_lengths", "episode_count"),
 }
 EPISODIC_PACKAGES = ("sb3_td3x.", "gymnasium.", "stable_baselines3.", "sb3_contrib.", "rl_zoo3.")
-"""Packages whose other wrappers keep nothing beyond an episode."""
+"""Packages whose other wrappers keep at most statistics beyond an episode."""
 OF_EPISODES = ("returns", "old_reward", "old_obs", "episode_returns", "episode_lengths")
 """Attributes of the layers around the environments that a reset begins anew."""
 

@@ -161,7 +161,7 @@ def resume_run(
         CPU for a run that was there
     :raises CheckpointError: if there is none or a file of it is damaged; names the file and the last whole checkpoint
     :raises UntrustedModelError: without ``trust``, if the model needs it
-    :raises ValueError: for a ``seed``
+    :raises ValueError: for a ``seed``, or an ``algorithm`` that is not ``Resumable``
     """
     if kwargs.get("seed") is not None:
         raise ValueError("a resumed run continues with the saved states of its random generators: it takes no seed")

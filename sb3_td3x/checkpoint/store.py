@@ -18,7 +18,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 CHUNKS, CHUNK = "replay", "transitions_"  # the folder of transitions, and how the names of its files begin
 NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
-"""Name of a checkpoint's folder. A copy under another name belongs to the user and is left alone."""
+"""Name of a checkpoint's folder. A copy whose name ends otherwise belongs to the user and is left alone."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Store:
         """
         While ``adding``, keep the newest ``keep_last`` checkpoints. Remove all others (one with a damaged manifest would keep
         the run from being resumed), the chunks that no checkpoint needs, and what is left of interrupted saves. Other files
-        in the folder stay, among them copies of checkpoints under other names and the chunks that these need.
+        in the folder stay, among them copies of checkpoints whose names end otherwise, and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
         contents = {path: _read(path) for path in self._folders()}

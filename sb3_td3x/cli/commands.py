@@ -34,7 +34,7 @@ def evaluate(
     successes: list[Any] = []
 
     def note_success(state: dict[str, Any], _: Any) -> None:
-        if state["done"] and "is_success" in state["info"]:
+        if state["done"] and state["info"].get("is_success") is not None:
             successes.append(state["info"]["is_success"])
 
     returns = play.evaluate(folder, episodes, seed, device, trust, callback=note_success)
@@ -95,7 +95,7 @@ def report(
 
 def export(
     run: RunFolder,
-    onnx: Annotated[Path | None, typer.Option(help="File to write; RUN/best_model.onnx if left out.")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="File to write; beside the model if left out.")] = None,
     trust: Trust = False,
 ) -> None:
     """Export a run's best model, with its normalization, to ONNX."""
@@ -150,7 +150,7 @@ def bench(
     quantiles: Annotated[int, typer.Option(min=1, help="Also measure critics with this number of quantiles.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads.")] = 1,
     device: Device = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="Take 20 seconds instead of two minutes at most.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About 20 seconds, not two minutes; compiling adds to it.")] = False,
 ) -> None:
     """Measure updates: TD3X's paths compared with SB3's TD3 at equal settings, in two minutes at most."""
     layers = check_net_arch("--net", presets.parse(f"[{net}]"))

@@ -48,7 +48,7 @@ def command(
     """
     Train a TD3X agent, or resume a run.
 
-    Ctrl-C ends the run cleanly (exit code 1): model, scores, plot and a checkpoint are there, and --resume continues from it.
+    Ctrl-C ends the run cleanly (exit code 1): model, scores so far and a checkpoint are there; --resume continues from it.
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     chosen = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}

@@ -19,7 +19,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     SB3's ``ReplayBuffer`` with a priority per transition (Fujimoto et al. 2020, https://arxiv.org/abs/2007.06049).
 
     ``TD3X(..., prioritization="lap")`` uses it, for flat and image observations and any number of environments. A new
-    transition gets the largest priority in the buffer. Parameters are those of ``ReplayBuffer``.
+    transition gets the largest priority since that was last searched for. Parameters are those of ``ReplayBuffer``.
 
     A candidate is drawn uniformly and accepted with probability priority / largest priority, which costs the same for any
     buffer size. Where one priority is far above the others, so that few candidates are accepted, the rest of the batch is

@@ -67,7 +67,7 @@ def write(path: Path, content: bytes | Callable[[Path], None]) -> None:
 def unpacked(archive: zipfile.ZipFile, size: int) -> dict[str, bytes]:
     """The members of a zip file of ``size`` bytes, see ``check_zip``."""
     check_zip(archive, size)
-    # Without a limit `zipfile` unpacks two gigabytes of a member before it looks at what that declares
+    # Without a limit `zipfile` unpacks a gigabyte of a member before it looks at what that declares
     return {member.filename: archive.open(member).read(member.file_size) for member in archive.infolist()}
 
 

@@ -18,9 +18,9 @@ class RunLock:
     """
     The right to write into a run's folder, which exists; a context manager.
 
-    If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised; if it is
-    known to be dead, its lock is taken over at once. Any other holder, for example in another container, has ``LEASE_SECONDS``
-    to refresh its lock.
+    If the holder is known to live (on the same host, in the same container), ``RunLockedError`` is raised; if filelock knows
+    it to be dead, its lock is taken over at once. Any other holder, for example a zombie or in another container, has
+    ``LEASE_SECONDS`` to refresh its lock.
 
     :param patience: seconds to wait for a living holder, which may be about to leave, before ``RunLockedError``
     """

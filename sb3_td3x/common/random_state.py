@@ -11,7 +11,7 @@ import torch as th
 from gymnasium import spaces
 
 BIT_GENERATORS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
-_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy does not check them, and reads beyond its memory for larger ones
+_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}  # numpy does not check them; MT19937 reads beyond its memory for larger ones
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def require_stored_as_seen(env: VecEnv) -> None:
 
 
 def store_terminal_obs(buffer: ReplayBuffer, dones: np.ndarray, infos: list[dict[str, Any]], env: VecNormalize | None) -> None:
-    """Store the last observations of episodes as they were where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
+    """Store the last observations, up to ``clip_obs``, where SB3 has cast ``VecNormalize``'s to whole numbers or bools."""
     if env is None or not env.norm_obs or not hasattr(buffer, "next_observations"):
         return
     for index in np.flatnonzero(dones):

@@ -93,7 +93,7 @@ def upload(folder: Path, repo_id: str, private: bool = False) -> str:
 
 
 def pull(repo_id: str, out: Path) -> RunDir:
-    """Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read without trust."""
+    """Download a run that was pushed, as a run folder that ``td3x enjoy``, ``eval`` and ``report`` read as untrusted."""
     try:
         folder = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=["*.zip", "*.yml", STATISTICS, VIDEO]))
     except Exception as error:  # as for an upload

@@ -37,7 +37,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Updates per second", ("time/updates_per_second",), "since the last log output"),
     ("Replay buffer", ("train/replay_size",), "transitions"),
 )
-"""Title, keys of the log, and explanation of each chart. Any other key gets a chart under its own name."""
+"""Title, keys of the log, and explanation of each chart. Any other key but ``NOT_DRAWN`` gets one under its own name."""
 NOT_DRAWN = {STEPS, "time/episodes", "time/time_elapsed", "train/n_updates", "eval/mean_reward", "eval/mean_ep_length"}
 
 

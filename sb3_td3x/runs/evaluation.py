@@ -35,11 +35,11 @@ def save_last(model: BaseAlgorithm, folder: RunDir, lock: RunLock) -> None:
 
 class Evaluation(EvalCallback):
     """
-    Evaluates every ``eval_freq`` steps, when the next rollout starts (as for checkpoints), and at the end.
+    Evaluates every ``eval_freq`` calls, when the next rollout starts (as for checkpoints), and at the end.
 
     An evaluation interrupted by a request to stop is discarded and made first on resume. Each completed one adds a line to
     ``scores.csv``. The last model is saved where training ends: before the last checkpoint, after which there is nothing to
-    resume. A process that has lost the run's lock, for example while it was suspended, writes nothing more.
+    resume. A process that has lost the run's lock, for example while it was suspended, ends at the next evaluation.
     """
 
     resumable = ("seconds", "elapsed", "is_due")
@@ -105,7 +105,7 @@ class Evaluation(EvalCallback):
     def _evaluate(self) -> None:
         self.lock.require_ours()  # SB3 would overwrite the other process's files
         was_reset, best_before = self.last_mean_reward != -np.inf, self.best_mean_reward
-        before = copy.deepcopy(env_state.get(self.eval_env, was_reset))
+        before = copy.deepcopy(env_state.get(self.eval_env, was_reset))  # it may be what the evaluation changes
         try:
             super()._on_step()
         except StopTraining:
@@ -126,7 +126,8 @@ class Evaluation(EvalCallback):
         is_known = "is_success" in locals_["info"] or self._is_success_buffer or self.evaluations_successes
         if locals_["done"] and is_known:  # an environment may tell of successes alone, and SB3 writes a table
             self._is_success_buffer += [False] * (len(locals_["episode_rewards"]) - len(self._is_success_buffer))
-            locals_["info"].setdefault("is_success", False)
+            if locals_["info"].get("is_success") is None:  # which SB3 passes over
+                locals_["info"]["is_success"] = False
             missing = len(self.evaluations_timesteps) - len(self.evaluations_successes)
             self.evaluations_successes += [[False] * self.n_eval_episodes for _ in range(missing)]
         super()._log_success_callback(locals_, globals_)

@@ -115,7 +115,7 @@ def check(experiment: Experiment) -> dict[str, Any]:
 
 def prepare(experiment: Experiment, path: Path | None = None, command: str | None = None) -> Run:
     """
-    Check every setting, then make the environments, the folder and the model. If that fails, no new folder is left.
+    Check every setting, then make the environments, the folder and the model. If that fails, no new numbered folder is left.
 
     :param path: the run's folder, in which a run may have begun that never made a step. ``None`` makes a new, numbered one
     :param command: the command line that makes the run, kept in ``args.yml``
@@ -164,7 +164,7 @@ def resume(
     """
     A run that resumes from its newest checkpoint, or that of ``checkpoint`` steps, with the settings in its folder.
 
-    :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it
+    :param steps: environment steps in all; ``None`` is what the run was planned for. More extend it, fewer shorten it
     :param trust: run code from the checkpoint, see ``TD3X.load``, import the module that the environment's name may have, pass
         the environment the keyword arguments that the folder names, and follow links out of the folder
     :param env_kwargs: keyword arguments of the environment that need no trust, because the caller names them too
@@ -247,7 +247,7 @@ def train(
         begins = f"learning begins after {run.model.learning_starts:,} steps (learning_starts)"
         warnings.warn(f"nothing will be learned: {begins}, and this run has {run.total:,}", stacklevel=2)
     with files.explained(run.folder.path, only_full=True), run.resources:  # closing a log writes what is left of it
-        if run.total != run.folder.config()["n_timesteps"]:  # an extension, which nothing has refused
+        if run.total != run.folder.config()["n_timesteps"]:  # another length, which nothing has refused
             planned_anew = {"n_timesteps": run.total, "command": None}  # which no longer makes this run
             run.folder.write_settings(run.hyperparameters, {**run.folder.arguments(), **planned_anew})
         try:

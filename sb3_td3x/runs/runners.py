@@ -99,7 +99,7 @@ def _in_process(train: Train, folder: StudyFolder, run: StudyRun) -> None:
 
 
 def on_ray(address: str, threads: int = 1) -> Runner:
-    """On the cluster at ``address``, as ``ray.init`` takes it. ``ValueError`` if none answers; ``threads``: cores of a run."""
+    """On the cluster at ``address``, as of ``ray.init``; ``threads``: cores of a run. ``ValueError`` for a dead host:port."""
     import ray
 
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -16,7 +16,10 @@ from sb3_td3x.errors import ModelFileError
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.model_zip import PathOrFile, explained_errors, opened
 
-_PER_STEP = {"observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length"}
+_PER_STEP = {
+    "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "infos", "ep_start", "ep_length",
+    "priorities",
+}  # fmt: skip
 
 
 def load_vecnormalize(path: str | pathlib.Path, venv: VecEnv, *, trust: bool = False) -> VecNormalize:
@@ -77,6 +80,8 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
             is_numeric = isinstance(array, np.ndarray) and array.dtype.kind in kinds
             if not is_numeric or array.shape != (size, n_envs, *part):
                 raise ModelFileError(f"its {name} are not the numbers of {size} steps of {n_envs} environments")
+    if not np.all((priorities := getattr(buffer, "priorities", np.ones(1))) >= 1) or np.isinf(priorities).any():
+        raise ModelFileError("its priorities are not numbers of at least 1")
     for name in {"ep_start", "ep_length", "_current_ep_start"} & vars(buffer).keys():
         if not np.all((vars(buffer)[name] >= 0) & (vars(buffer)[name] <= size)):
             raise ModelFileError(f"its {name} is not within its {size} steps")

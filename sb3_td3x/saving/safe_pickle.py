@@ -62,7 +62,11 @@ OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "MultiBinary": (*_SPACE, "n"), "Dict": (*_SPACE, "spaces"), "Tuple": (*_SPACE, "spaces"),
     },
     "stable_baselines3.common.buffers": dict.fromkeys(("DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"), _BUFFER),
-    "stable_baselines3.her.her_replay_buffer": {"HerReplayBuffer": _BUFFER},
+    "stable_baselines3.her.her_replay_buffer": {
+        "HerReplayBuffer": (
+            *_BUFFER, "infos", "ep_start", "ep_length", "_current_ep_start", "her_ratio", "goal_selection_strategy",
+        ),
+    },
     "stable_baselines3.common.noise": {
         "NormalActionNoise": _NOISE,
         "OrnsteinUhlenbeckActionNoise": (*_NOISE, "_theta", "_dt", "noise_prev", "initial_noise"),
@@ -78,7 +82,7 @@ OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
             "training",
         ),
     },
-    "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": _BUFFER},
+    "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": (*_BUFFER, "next_observations", "priorities", "_largest")},
 }  # fmt: skip
 """
 Classes whose objects a pickle may create, by module, with the attributes that each object must have. Others may be there too,
@@ -283,7 +287,7 @@ def _build_object(target: Any, state: Any) -> None:
         (state, _) = state
     if type(state) is not dict or vars(target):
         raise NotAllowed(f"attributes of {described(target)}")
-    for name in state:
+    for name in state:  # torch would take a Dict space with `_metadata` for a state dict
         if type(name) is not str or name.startswith(("__", "_metadata")) or callable(getattr(type(target), name, None)):
             raise NotAllowed(f"the attribute {name!r} of {described(target)}")
     if missing := [name for name in _created()[type(target)] if name not in state]:

@@ -39,7 +39,7 @@ MOST_PROGRAMS = 20  # that "auto" makes before it stays plain
 _OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,  # the calls between the kernels are compiled too
     "compile_threads": 1,  # no pool of processes
-    "cpp.vec_isa_ok": True,  # the processor says what it has; six test programs would take longer than the update's
+    "cpp.vec_isa_ok": True,  # the processor says what it has; each test program takes seconds
     "cpp_cache_precompile_headers": False,  # takes longer than two programs gain by it
     "aot_inductor.enable_line_tables": False,  # debug information, not only for AOT
 }
@@ -377,7 +377,7 @@ def _has_hooks(tensors: PolicyTensors) -> bool:
 
 
 def _guards(tensors: PolicyTensors) -> list[Any]:
-    """What an edit between two series may change of a program: threads, modes, and the numbers that layers hold."""
+    """What an edit between two series may change of a program: threads, modes, and numbers that are layers' attributes."""
     kinds = (int, float, str, np.generic, NoneType, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
     modules = tensors.modules[1:]  # no update calls the policy
     holders = [module for module in modules if type(module) not in _WITHOUT_NUMBERS or "forward" in vars(module)]

@@ -108,8 +108,9 @@ class TD3XPolicy(sb3.TD3Policy):
         Its target network then moves by tau twice, once with the actor's and once with the critics'
     :param n_quantiles: outputs of each critic; 1 is SB3's critic. ``TD3X`` passes its own ``n_quantiles``
     :param normalize_observations: subtract the mean, divide by the standard deviation of the observations so far, which are
-        counted while acting and saved with the networks, and clip to [-10, 10]. Images and discrete observations pass as they
-        are. It computes in float32: numbers far from 0 compared with their spread need ``VecNormalize``
+        counted while acting and saved with the networks (for ``desired_goal`` the achieved ones too), and clip to [-10, 10].
+        Images and discrete observations pass as they are. It computes in float32: numbers far from 0 compared with their
+        spread need ``VecNormalize``
     :raises ValueError: for observations that networks cannot take, or that have no vector to normalize
     """
 

@@ -18,13 +18,13 @@ MAX_RELATIVE_ERROR = 1e-6  # of a product, compared with float64; float32's own 
 
 
 def has_bf16_units() -> bool:
-    """Whether this processor multiplies bfloat16 numbers itself; without such units a product takes 4 to 10 times as long."""
+    """Whether this x86 processor multiplies bfloat16 numbers itself; otherwise a product takes 4 to 10 times as long."""
     # `torch.cpu.get_capabilities` is not in torch 2.8. All processors with AMX have bfloat16 in it
     return th.cpu._is_avx512_bf16_supported() or th.cpu._is_amx_tile_supported()
 
 
 def require_supported(products: str, device: th.device) -> None:
-    """Refuse updates in ``"bf16"`` where they would take several times as long as in float32: ``ValueError``."""
+    """Refuse updates in ``"bf16"`` where they take several times as long, or were not measured: ``ValueError``."""
     if products == "fp32" or (device.type == "cpu" and has_bf16_units()):
         return
     reason = f"it has not been measured on {device.type!r}"
@@ -47,8 +47,8 @@ def hidden_layers(network: nn.Module) -> list[nn.Linear]:
 @contextmanager
 def bf16_products(layers: Sequence[nn.Linear]) -> Iterator[None]:
     """
-    Inside, these layers round both factors of products to bfloat16, forward and backward; the results are float32. Layers with
-    a ``forward`` of their own keep it.
+    Inside, these layers' products have factors and results rounded to bfloat16, forward and backward, and stored as float32.
+    Layers with a ``forward`` of their own keep it.
     """
     layers = [layer for layer in layers if "forward" not in vars(layer)]
     try:
@@ -106,7 +106,8 @@ def _is_untouched() -> bool:
 
 def choose_matrix_kernels() -> str:
     """``"onednn"`` on AMD's family 26 (Zen 5), twice as fast there, if accurate. Nothing is timed: a seed gives one run."""
-    return "onednn" if all(part in processor() for part in ZEN_5) and is_accurate("onednn") else "default"
+    is_known = _is_untouched() and all(part in processor() for part in ZEN_5)  # a user's setting would be what is compared
+    return "onednn" if is_known and is_accurate("onednn") else "default"
 
 
 @cache

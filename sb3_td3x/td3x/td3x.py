@@ -124,7 +124,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     replay_buffer: ReplayBuffer
     n_quantiles: int
     _checked_settings: dict[str, Any] | None = None  # at the last check; `None` before the model is built
-    _may_lack_data = False  # until the replay buffer is seen to hold enough to train on
+    _may_lack_data = False  # `True` until the replay buffer is seen to hold enough to train on
     _learning_starts_from = 0  # steps that were made when `learning_starts` was set
     _loaded_tensors: dict[str, Any] | None = None  # while `load` rebuilds a model, which must not be seeded again
     _last_batch: ReplayBufferSamples | None = None
@@ -546,7 +546,8 @@ class TD3X(Resumable, OffPolicyAlgorithm):
 
     def save(self, path: PathOrFile, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
-        Save the model to a file, which SB3's ``TD3`` reads too if the model was made with ``n_quantiles=1``.
+        Save the model to a file, which SB3's ``TD3`` reads too with ``n_quantiles=1`` (where this package is installed, if the
+        model has ``prioritization`` or ``normalize_observations``).
 
         Attributes other than plain values and known classes, such as a function as ``learning_rate``, are saved as SB3 does;
         loading them takes ``trust=True`` or ``custom_objects``.
@@ -601,7 +602,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
         :param load_path_or_dict: a saved model, or state dicts by name
         :param exact_match: refuse if a network, an optimizer or a tensor of a network is missing
         :param device: not used: tensors are copied to where the networks are
-        :raises ModelFileError: for names that are missing or unknown, tensors of other shapes or types, or a damaged file
+        :raises ModelFileError: for names that are missing or unknown, tensors of other shapes, or a damaged file
         """
         model_zip.set_parameters(super().set_parameters, self, load_path_or_dict, exact_match)
 

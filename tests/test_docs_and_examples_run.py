@@ -121,7 +121,8 @@ def test_every_table_shows_what_the_raw_files_say(tmp_path, monkeypatch):
 
 @with_results
 def test_sentences_about_the_results_hold_the_numbers_of_the_raw_files():
-    from results_figures import ACTORS, DEFAULT, ENVIRONMENTS, SB3_TD3, SB3_TQC, ends, runs, short
+    from results import runs
+    from results_figures import ACTORS, DEFAULT, ENVIRONMENTS, SB3_TD3, SB3_TQC, ends, short
 
     found, page = runs(), " ".join((ROOT / "docs" / "results.md").read_text().split())
     intervals = {SB3_TD3: [], SB3_TQC: []}

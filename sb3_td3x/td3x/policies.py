@@ -288,10 +288,10 @@ def is_module_name(key: str) -> bool:
 def check_observation_space(space: spaces.Space, features_extractor_class: type) -> None:
     """Refuse observations that the features extractor or SB3's preprocessing cannot handle: ``ValueError``."""
     if features_extractor_class is CombinedExtractor and not isinstance(space, spaces.Dict):
-        raise ValueError(f"CombinedExtractor is for Dict observations, not for {space}: use MlpPolicy or CnnPolicy")
+        raise ValueError(f"MultiInputPolicy's CombinedExtractor is for Dict observations, not for {space}: use MlpPolicy")
     if features_extractor_class in (FlattenExtractor, NatureCNN) and isinstance(space, spaces.Dict):
-        name = features_extractor_class.__name__
-        raise ValueError(f"{name} is not for Dict observations such as {space}: use MultiInputPolicy's CombinedExtractor")
+        owner = "MlpPolicy" if features_extractor_class is FlattenExtractor else "CnnPolicy"
+        raise ValueError(f"{owner}'s extractor is not for Dict observations such as {space}: use MultiInputPolicy's")
     parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
     for key, part in parts.items():
         if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(part.start):

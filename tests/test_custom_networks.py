@@ -220,11 +220,13 @@ def assert_plain_takes_over(extractor, capsys):
 def test_what_a_program_would_not_repeat_is_declined_and_leaves_the_policy_as_it_was(extractor, reason, capsys):
     algorithm = ready("compiled", **with_extractor(extractor))
     modules = list(algorithm.policy.modules())
-    before = [{name: vars(module)[name] for name in vars(module)} for module in modules]
+    before = [dict(vars(module)) for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
     held, tensors = copy.deepcopy([_own(module) for module in modules]), weights(algorithm)
     with pytest.raises(CannotAccelerate, match=reason):
         train_on(algorithm, [0])
     assert [vars(module) for module in modules] == before
+    assert [module._buffers for module in modules] == buffers
     assert equal([_own(module) for module in modules], held)
     assert largest_difference(weights(algorithm), tensors) == 0
     algorithm.accelerate = "plain"

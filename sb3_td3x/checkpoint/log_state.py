@@ -32,7 +32,7 @@ def truncate(logger: Logger, env: VecEnv, folder: Path, saved: dict[str, int], s
             with path.open("r+b") as file:  # a power failure may have cut a line off
                 file.truncate(sum(len(line) for line in islice(file, saved[name]) if line.endswith(b"\n")))
     for table in logger.output_formats:
-        # The position has to move: from where it was a hole would follow the cut
+        # The position moves to the new end, or a gap of zeros would follow the cut
         if isinstance(table, CSVOutputFormat) and table.file.seek(0, os.SEEK_END) == 0:
             table.keys = []  # the header is gone too
 

@@ -175,7 +175,7 @@ def resume_run(
     if issubclass(algorithm, TD3X):
         kwargs["trust"] = trust
     elif not issubclass(algorithm, Resumable):
-        raise ValueError(f"algorithm={algorithm.__name__} is not the saved model's class: class Own(Resumable, SAC) is one")
+        raise ValueError(f"algorithm={algorithm.__name__} is not the saved model's class, such as class Own(Resumable, SAC)")
     elif not trust:
         raise UntrustedModelError("the model", f"a {algorithm.__name__} for SB3's load", str(saved.path / MODEL))
     model = algorithm.load(saved.path / MODEL, env=env, force_reset=False, **kwargs)

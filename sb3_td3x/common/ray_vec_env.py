@@ -102,7 +102,7 @@ class RayVecEnv(VecEnv):
             for index in rebuilt:
                 last = {key: part[index] for key, part in before.items()} if isinstance(before, dict) else before[index]
                 infos[index]["terminal_observation"] = last
-            # No warning, of which Python shows the next like it no more
+            # Logged, because Python shows a warning of the same text only once
             logging.getLogger(__name__).warning("rebuilt after a death, episode cut: environment %s", str(rebuilt)[1:-1])
         self._last_obs = observations
         self.reset_infos = list(chain(*reset_infos))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 from results import TUNING_SEEDS, VALUES, Runs, fill, last, score, table
-from results_figures import DEFAULT, ENVIRONMENTS, LAST, ends, short
+from results_figures import ENVIRONMENTS, LAST, short
 
 RESULTS = Path(__file__).parent / "results"
 WINDOW = 50_000  # the steps at the end of two runs whose scores are compared
@@ -79,33 +79,44 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
     return {name: column[run["timesteps"] <= step] for name, column in run.items()}
 
 
+COMPARED = (
+    ("none, seeds 0 to 4", "default", range(5)),
+    ("none, seeds 10 to 14 (HalfCheetah, Ant: to 13)", "default", range(10, 15)),
+    ("a rate that falls from the start, a buffer of a million (A), seeds 0 to 4", "lin-buffer1m", range(5)),
+)
 ARMS = {
+    "buffer200k": "a rate that falls from the start (B)",
+    "buffer200k-tau0.005": "B and tau 0.005",
+    "batch256-gamma0.99-tau0.005": "A and the constructor's gamma, batch size and tau",
     "constructor": "the constructor's values",
-    "constructor-scalar": "the same with one quantile",
-    "buffer200k": "a buffer of 200,000",
-    "buffer200k-tau0.005": "a buffer of 200,000; tau 0.005",
-    "batch256-gamma0.99-tau0.005": "the constructor's gamma, batch size and tau",
-    "hold-buffer200k": "rate held to 300,000 steps, then falling to 0; a buffer of 200,000",
-    "hold-starts3000": "the same rate; 3,000 random steps",
-    "hold-starts3000-bf16": "the same rate; 3,000 random steps; bfloat16",
-    "hold-starts3000-elu": "the same rate; 3,000 random steps; ELU",
+    "constructor-scalar": "the constructor's values with one quantile",
+    "hold-starts3000": "3,000 random steps, a buffer of a million (C)",
+    "hold-starts3000-bf16": "C and bfloat16",
+    "hold-starts3000-elu": "C and ELU",
 }
 TASKS = tuple(map(short, ENVIRONMENTS))
 
 
 def recipe_table(found: Runs) -> str:
-    """Runs of 500,000 steps seed by seed, beside the preset's five seeds."""
-    kept = [ends(found, DEFAULT, env) for env in ENVIRONMENTS]
-    rows = [["none, seeds 0 to 4", *(f"{np.mean(of_task):.0f} ± {np.std(of_task, ddof=1):.0f}" for of_task in kept)]]
+    """Runs of 500,000 steps seed by seed, below means of the preset and the former one."""
+    rows = [[change, *(_ends(found, setting, env, seeds) for env in ENVIRONMENTS)] for change, setting, seeds in COMPARED]
     rows += [[change, *(_each_end(found, setting, env) for env in ENVIRONMENTS)] for setting, change in ARMS.items()]
     return table(["change", *TASKS], rows)
 
 
+def _scores(found: Runs, setting: str, env: str) -> dict[int, float]:
+    """Mean of the last 100,000 steps of each whole run, by seed."""
+    members = [run for run in found.get(("td3x", setting, env), []) if run["timesteps"].max() >= 500_000]
+    return {int(run["seed"][0]): last(run, LAST) for run in members}
+
+
+def _ends(found: Runs, setting: str, env: str, seeds: range) -> str:
+    kept = [score for seed, score in _scores(found, setting, env).items() if seed in seeds]
+    return f"{np.mean(kept):.0f} ± {np.std(kept, ddof=1):.0f}"
+
+
 def _each_end(found: Runs, setting: str, env: str) -> str:
-    """Mean of the last 100,000 steps of each whole run, with its seed."""
-    whole = [run for run in found.get(("td3x", setting, env), []) if run["timesteps"].max() >= 500_000]
-    scores = sorted((int(run["seed"][0]), last(run, LAST)) for run in whole)
-    return ", ".join(f"{score:.0f} ({seed})" for seed, score in scores) or "-"
+    return ", ".join(f"{score:.0f} ({seed})" for seed, score in sorted(_scores(found, setting, env).items())) or "-"
 
 
 def effects_table(plan: str) -> str:

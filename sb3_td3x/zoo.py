@@ -1,6 +1,7 @@
 """TD3X in rl-zoo3, see docs/zoo.md. ``python -m sb3_td3x.zoo <script> ...``: a script of it that knows ``--algo td3x``."""
 
 import argparse
+import re
 import runpy
 import sys
 import warnings
@@ -11,8 +12,17 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_td3x import presets
 from sb3_td3x.results.run_dir import ALGORITHM
 
-hyperparams = {env: {key: entry[key] for key in entry if key != "noise_dt"} for env, entry in presets.table("default").items()}
-"""The preset ``default`` as rl-zoo3, which has no ``noise_dt``, reads it: ``--conf-file sb3_td3x.zoo``."""
+
+def readable(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a preset as rl-zoo3 takes it, whose rates fall from the start, and which has no ``noise_dt``."""
+    known = {key: value for key, value in entry.items() if key != "noise_dt"}
+    if isinstance(rate := entry.get("learning_rate"), str):
+        known["learning_rate"] = re.sub("^hold.*_", "lin_", rate)
+    return known
+
+
+hyperparams = {env: readable(entry) for env, entry in presets.table("default").items()}
+"""The preset ``default`` for ``--conf-file sb3_td3x.zoo``."""
 
 SCRIPTS = {
     **{name: f"rl_zoo3.{name}" for name in ("train", "enjoy", "record_video")},

@@ -19,6 +19,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from sb3_td3x import TD3X
+from sb3_td3x.presets import HeldSchedule
 from sb3_td3x.saving import safe_pickle
 from sb3_td3x.saving.safe_pickle import CLASSES, OBJECTS, NotAllowed, dumps, loads
 from tests.tools import equal
@@ -63,7 +64,7 @@ VALUES = {
     "binary": [seeded(spaces.MultiBinary(4)), spaces.MultiBinary([2, 2])],
     "dict space in its order": seeded(spaces.Dict([("z", spaces.Box(-1, 1)), ("a", spaces.Tuple([spaces.Discrete(2)]))])),
     "noise": [NormalActionNoise(np.zeros(2), np.ones(2)), a_vectorized_noise()],
-    "schedules": [ConstantSchedule(0.1), FloatSchedule(0.2), FloatSchedule(LinearSchedule(1.0, 0.0, 0.5))],
+    "schedules": [ConstantSchedule(0.1), FloatSchedule(LinearSchedule(1.0, 0.0, 0.5)), HeldSchedule(1.0, 0.6)],
     "train frequency": TrainFreq(2, TrainFrequencyUnit.EPISODE),
     "enumerations": [TrainFrequencyUnit.STEP, GoalSelectionStrategy.FUTURE],
     "classes": named_classes(),

@@ -41,7 +41,7 @@ class TestTrain:
         last = TD3X.load(folder / "Walker2DBulletEnv-v0.zip")
         assert (last.num_timesteps, last._n_updates) == (300, 250)
         config = run.config()
-        assert (config["learning_rate"], config["n_timesteps"]) == ("lin_7e-4", 300)
+        assert (config["learning_rate"], config["n_timesteps"]) == ("hold0.6_7e-4", 300)
         assert config["policy_kwargs"] == {"net_arch": [16, 16]}
         assert run.command() == shlex.join(["td3x", "train", "--env", "Walker2DBulletEnv-v0", "--steps", "300", *QUICK])
         assert str(folder.parent.parent) not in run.args_file.read_text()

@@ -13,11 +13,11 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTransposeImage
 
 from sb3_td3x import TD3X, ModelFileError, TD3XPolicy, UntrustedModelError, load_vecnormalize
 from sb3_td3x.common.validation import CHECKS
+from sb3_td3x.presets import HeldSchedule
 from sb3_td3x.saving.safe_pickle import CLASSES, NotAllowed
 from tests.tools import OBSERVATIONS, SMALL, LineEnv, equal, largest_difference, line_envs, model, weights, without_constructor
 
@@ -55,7 +55,7 @@ SETTINGS = {
     "correlated noise": {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1))},
     "vectorized noise": {"env": lambda: line_envs(2), "action_noise": 0.2, "gradient_steps": -1},
     "no noise": {"action_noise": None},
-    "schedule": {"learning_rate": LinearSchedule(1e-3, 0.0, 1.0)},
+    "schedule": {"learning_rate": HeldSchedule(1e-3, 0.6)},
     "episodes": {"train_freq": (1, "episode"), "gradient_steps": -1},
     "normalized": {"env": lambda: VecNormalize(line_envs(1))},
 }  # fmt: skip

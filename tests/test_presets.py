@@ -201,9 +201,14 @@ def test_the_critics_own_rate_is_read_as_the_actors():
     entry = presets.override(presets.load("t3d", "Pendulum-v1"), ["qf_learning_rate=lin_2e-3"])
     algorithm = model(**presets.model_arguments(entry))
     assert (algorithm.learning_rate, algorithm.qf_learning_rate(0.5)) == (1e-3, 1e-3)
-    for bad in ("exp_1e-3", "lin_fast", "fast"):
-        with pytest.raises(ValueError, match="qf_learning_rate must be a number or lin_<number>"):
+    for bad in ("exp_1e-3", "lin_fast", "fast", "hold_1e-3", "hold1.0_1e-3", "hold0.6_fast"):
+        with pytest.raises(ValueError, match="qf_learning_rate must be a number, lin_<number> or hold<share"):
             presets.model_arguments({"qf_learning_rate": bad})
+
+
+def test_a_held_rate_falls_to_0_after_its_share_of_the_run():
+    rate = presets.model_arguments({"learning_rate": "hold0.6_7e-4"})["learning_rate"]
+    assert [rate(left) for left in (1.0, 0.4, 0.2, 0.0)] == pytest.approx([7e-4, 7e-4, 3.5e-4, 0.0])
 
 
 @pytest.mark.parametrize("entry", [{"noise_type": "ou", "noise_std": 0.1}, {"noise_type": "normal"}, {"policy_kwargs": "abc"}])

@@ -59,11 +59,11 @@ def presets_agree():
         for env_id, entry in presets.table(preset).items():
             is_image = entry["policy"] == "CnnPolicy"
             env = DummyVecEnv([lambda is_image=is_image: LineEnv(SMALL_IMAGE if is_image else None)])
-            known = {key: value for key, value in entry.items() if key != "noise_dt"}
-            given, *_ = manager._preprocess_hyperparams(known)
+            known = zoo.readable(entry)
+            given, *_ = manager._preprocess_hyperparams(dict(known))
             given = manager._preprocess_action_noise(given, {}, env)
             theirs = TD3X(env=env, device="cpu", **given)
-            ours = TD3X(entry["policy"], env, device="cpu", **presets.model_arguments(entry))
+            ours = TD3X(entry["policy"], env, device="cpu", **presets.model_arguments({**entry, **known}))
             assert settings(theirs) == settings(ours), (preset, env_id)
 
 

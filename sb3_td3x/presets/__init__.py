@@ -151,13 +151,13 @@ def check(entry: Mapping[str, Any]) -> None:
 
 
 def model_arguments(entry: Mapping[str, Any], action_shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
-    """An entry as keyword arguments of ``TD3X``, for actions of this shape: names become classes, ``lin_7e-4`` a schedule."""
+    """An entry as keyword arguments of ``TD3X``, for actions of this shape: names become classes, texts schedules."""
     arguments = {key: value for key, value in entry.items() if key not in RUN_KEYS}
     if any(key in entry for key in NOISE_KEYS):
         arguments["action_noise"] = _action_noise(entry, action_shape)
     for rate in ("learning_rate", "qf_learning_rate"):
         if isinstance(text := arguments.get(rate), str):
-            arguments[rate] = _linear_schedule(rate, text)
+            arguments[rate] = _schedule(rate, text)
     if isinstance(name := arguments.get("replay_buffer_class"), str):
         arguments["replay_buffer_class"] = known_class("replay_buffer_class", name)
     for name in (key for key in MAPPINGS if key in arguments):
@@ -183,15 +183,26 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 
-def _linear_schedule(name: str, text: str) -> Any:
-    """``lin_7e-4`` is a rate that falls from 7e-4 to 0 over the run."""
+class HeldSchedule:
+    """A learning rate that is held for a share of the run, ``held`` in [0, 1), and then falls linearly to 0."""
+
+    def __init__(self, rate: float, held: float):
+        self.rate, self.held = rate, held
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.rate * min(1.0, progress_remaining / (1 - self.held))
+
+
+def _schedule(name: str, text: str) -> Any:
+    """``lin_7e-4`` is a rate that falls from 7e-4 to 0 over the run, ``hold0.6_7e-4`` one that falls after 0.6 of it."""
     from stable_baselines3.common.utils import LinearSchedule
 
-    prefix, _, start = text.partition("_")
-    rate = parse(start)
-    if prefix != "lin" or not isinstance(rate, (int, float)):
-        raise ValueError(f"{name} must be a number or lin_<number>, not {text!r}")
-    return LinearSchedule(validation.check_float(name, rate), 0.0, 1.0)
+    match = re.fullmatch(r"(?:lin|hold(0\.\d{1,9}))_(.+)", text)
+    rate = parse(match[2]) if match else text
+    if match is None or not isinstance(rate, (int, float)):
+        raise ValueError(f"{name} must be a number, lin_<number> or hold<share of the run>_<number>, not {text!r}")
+    rate = validation.check_float(name, rate)
+    return LinearSchedule(rate, 0.0, 1.0) if match[1] is None else HeldSchedule(rate, float(match[1]))
 
 
 def known_class(key: str, name: Any) -> Any:

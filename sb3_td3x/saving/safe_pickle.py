@@ -83,6 +83,7 @@ OBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "sb3_td3x.common.buffers": {"PrioritizedReplayBuffer": (*_BUFFER, "next_observations", "priorities", "_largest")},
+    "sb3_td3x.presets": {"HeldSchedule": ("rate", "held")},
 }  # fmt: skip
 """
 Classes whose objects a pickle may create, by module, with the attributes that each object must have. Others may be there too,

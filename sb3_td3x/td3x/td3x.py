@@ -374,7 +374,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
             ends the training
         :param log_interval: episodes between two log outputs; ``None`` or 0 for none
         :param reset_num_timesteps: ``False`` continues the step counter and the current episode. A schedule still ends with
-            each call: one that falls to 0 starts lower every time
+            each call: one that falls to 0 jumps up and falls again
         :param resume: continue to ``total_timesteps`` in all with a model from ``resume_run``
         :raises ValueError: for an invalid setting, no environment, or a wrapper around ``VecNormalize`` that changes
             observations, because those before the change are stored

@@ -208,7 +208,7 @@ def test_the_critics_own_rate_is_read_as_the_actors():
 
 def test_a_held_rate_falls_to_0_after_its_share_of_the_run():
     rate = presets.model_arguments({"learning_rate": "hold0.6_7e-4"})["learning_rate"]
-    assert [rate(left) for left in (1.0, 0.4, 0.2, 0.0)] == pytest.approx([7e-4, 7e-4, 3.5e-4, 0.0])
+    assert [rate(left) for left in (1.0, 0.4, 0.2, 0.0, -0.1)] == pytest.approx([7e-4, 7e-4, 3.5e-4, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("entry", [{"noise_type": "ou", "noise_std": 0.1}, {"noise_type": "normal"}, {"policy_kwargs": "abc"}])

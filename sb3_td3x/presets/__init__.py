@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -183,14 +184,15 @@ def _action_noise(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     return OrnsteinUhlenbeckActionNoise(np.zeros(shape), sigma, dt=dt)
 
 
+@dataclass(frozen=True)
 class HeldSchedule:
     """A learning rate that is held for a share of the run, ``held`` in [0, 1), and then falls linearly to 0."""
 
-    def __init__(self, rate: float, held: float):
-        self.rate, self.held = rate, held
+    rate: float
+    held: float
 
     def __call__(self, progress_remaining: float) -> float:
-        return self.rate * min(1.0, progress_remaining / (1 - self.held))
+        return self.rate * min(1.0, max(0.0, progress_remaining) / (1 - self.held))  # SB3's TD3 lets it fall below 0
 
 
 def _schedule(name: str, text: str) -> Any:

@@ -81,7 +81,7 @@ def _until(run: dict[str, np.ndarray], step: float) -> dict[str, np.ndarray]:
 
 COMPARED = (
     ("none, seeds 0 to 4", "default", range(5)),
-    ("none, seeds 10 to 14 (HalfCheetah, Ant: to 13)", "default", range(10, 15)),
+    ("none, seeds 10 to 14", "default", range(10, 15)),
     ("a rate that falls from the start, a buffer of a million (A), seeds 0 to 4", "lin-buffer1m", range(5)),
 )
 ARMS = {

@@ -11,12 +11,12 @@ import signal
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch as th
 import yaml
 from results import RETURNS, versions
-from sb3_contrib.common.torch_layers import BatchRenorm
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -101,20 +101,21 @@ def compile_networks(model: OffPolicyAlgorithm) -> None:
 
     Of TQC 18 ms an update, not 31 (Xeon, one thread), of CrossQ 50, not 80 (two threads).
     """
+    from sb3_contrib.common.torch_layers import BatchRenorm
     from sb3_contrib.tqc import tqc
 
+    BatchRenorm.forward = batch_renorm
     if isinstance(model, tqc.TQC):
         tqc.quantile_huber_loss = th.compile(tqc.quantile_huber_loss, dynamic=False)
         model.actor.action_log_prob = th.compile(model.actor.action_log_prob, dynamic=False)
         model.critic_target.forward = th.compile(model.critic_target.forward, dynamic=False)
-    BatchRenorm.forward = batch_renorm  # type: ignore[method-assign]
     model.critic.forward = th.compile(model.critic.forward, dynamic=False)
     for optimizer in (model.actor.optimizer, model.critic.optimizer):
         optimizer.param_groups[0]["fused"] = True
 
 
-def batch_renorm(self: BatchRenorm, x: th.Tensor) -> th.Tensor:
-    """CrossQ's layer without a Python ``if`` on a tensor, at which the compiled critics would be split."""
+def batch_renorm(self: Any, x: th.Tensor) -> th.Tensor:
+    """The ``forward`` of CrossQ's ``BatchRenorm`` without its ``if`` on a tensor, which would split the compiled critics."""
     mean, variance = self.ra_mean, self.ra_var
     if self.training:
         batch_mean, batch_variance = x.mean(dim=0), x.var(dim=0)

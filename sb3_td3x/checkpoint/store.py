@@ -33,11 +33,16 @@ class Checkpoint:
         """Environment steps made."""
         return self.manifest["steps"]
 
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The files of transitions that it needs, which it shares with other checkpoints."""
+        return self.manifest["replay"].get("chunks", [])
+
     def check(self) -> None:
         """Raise a ``CheckpointError`` that names the file, also of transitions, that is missing or damaged."""
         for name, described in self.manifest["files"].items():
             files.check(self.path / name, described)
-        for chunk in self.manifest["replay"].get("chunks", []):
+        for chunk in self.chunks:
             files.check(self.path.parent / CHUNKS / chunk["file"], chunk)
         for path in self.path.iterdir():  # also where a forged manifest does not list a file: reading a pipe may never end
             if not (path.is_file() or path.is_dir()):  # file browsers leave folders of their own
@@ -156,8 +161,7 @@ class Store:
             shutil.rmtree(hidden, ignore_errors=True)
             path.rename(hidden)  # so that a part of it is never taken for the whole
             del contents[path]
-        needed = {chunk["file"] for checkpoint in _in_order(contents.values())
-                  for chunk in checkpoint.manifest["replay"].get("chunks", [])}  # fmt: skip
+        needed = {chunk["file"] for checkpoint in _in_order(contents.values()) for chunk in checkpoint.chunks}
         for path in self.chunks.iterdir():
             if path.name.lstrip(".").startswith(CHUNK) and path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -206,7 +210,8 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         for name, kind in kinds.items():
             if not isinstance(manifest[name], kind) or (kind is int and manifest[name] >= 2**63):
                 return CheckpointError(path, f"has no valid {name!r}")
-        chunks = [(chunk["file"], chunk) for chunk in manifest["replay"].get("chunks", [])]
+        checkpoint = Checkpoint(folder, manifest)
+        chunks = [(chunk["file"], chunk) for chunk in checkpoint.chunks]
         for name, described in (*manifest["files"].items(), *chunks):
             if not described.keys() >= {"bytes", "sha256"}:
                 return CheckpointError(path, "lists a file without its size and checksum")
@@ -216,7 +221,7 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         problem = CheckpointError(path, f"cannot be read: {error}")
         problem.__cause__ = error
         return problem
-    return Checkpoint(folder, manifest)
+    return checkpoint
 
 
 def _in_order(found: Iterable[Checkpoint | CheckpointError]) -> list[Checkpoint]:

@@ -15,7 +15,9 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
+import torch
 import typer
+from sb3_contrib.common.torch_layers import BatchRenorm
 from scipy import stats
 from stable_baselines3.common.save_util import load_from_pkl
 
@@ -138,6 +140,24 @@ def test_sentences_about_the_results_hold_the_numbers_of_the_raw_files():
     returns = [json.loads(path.read_text())["returns"] for path in ACTORS.glob("*.json")]
     losses = [np.mean(actors["best by evaluations"]) - np.mean(actors["live"]) for actors in returns]
     assert f"in {sum(loss <= 70 for loss in losses)} of {len(losses)} runs" in page
+
+
+@with_results
+def test_the_rivals_compiled_layer_makes_the_sums_of_its_own():
+    from returns import batch_renorm
+
+    torch.manual_seed(0)
+    own, ours = BatchRenorm(3, warmup_steps=4), BatchRenorm(3, warmup_steps=4)
+    for _ in range(8):  # five of them in its warm-up
+        batch = torch.randn(16, 3) * torch.tensor([0.1, 1, 9]) + torch.tensor([0, 1, 30])  # the second column is not clipped
+        inputs = [batch.clone().requires_grad_() for _ in range(2)]
+        outputs = own(inputs[0]), batch_renorm(ours, inputs[1])
+        weights = torch.randn(16, 3)
+        gradients = [torch.autograd.grad((output * weights).sum(), one) for output, one in zip(outputs, inputs, strict=True)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(ours.state_dict(), own.state_dict())
+    torch.testing.assert_close(batch_renorm(ours.eval(), batch), own.eval()(batch))
 
 
 def test_an_interrupted_example_resumes(tmp_path, example, capsys):

@@ -148,7 +148,7 @@ class TestDamaged:
         (folder / "td3x_100_steps" / ".ipynb_checkpoints").mkdir()
         assert resume_run(folder, seeded()).num_timesteps == 100
 
-    @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good"])
+    @pytest.mark.parametrize("name", ["before_td3x_80_steps_of_monday", "td3x_80_steps (copy)", "good", "best_80_steps"])
     def test_a_copy_that_its_owner_named_is_never_removed_and_can_be_resumed_from(self, folder, tmp_path, name):
         shutil.copytree(folder / "td3x_80_steps", folder / name)
         save_run(resume_run(folder, seeded()).learn(120, resume=True), folder, keep_last=1)
@@ -156,6 +156,13 @@ class TestDamaged:
         (folder / "td3x_120_steps").rename(tmp_path / "elsewhere")
         (folder / name).rename(folder / "td3x_80_steps")
         assert resume_run(folder, seeded()).num_timesteps == 80
+
+    def test_a_folder_that_is_only_named_like_a_checkpoint_is_left_alone(self, folder):
+        (folder / "videos_100_steps").mkdir()
+        (folder / "videos_100_steps" / "walk.mp4").write_bytes(b"mine")
+        save_run(resume_run(folder, seeded()).learn(120, resume=True), folder, keep_last=1)
+        assert (folder / "videos_100_steps" / "walk.mp4").read_bytes() == b"mine"
+        assert saved_steps(folder) == [120]
 
     @pytest.mark.parametrize("is_gone", [True, False])
     def test_transitions_that_were_cleaned_away_or_cut_off_are_written_again_by_the_next_save(

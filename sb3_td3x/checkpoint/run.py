@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import callback_state, env_state, log_state, replay
-from sb3_td3x.checkpoint.store import Checkpoint, Store, as_checkpoint_error, require_prefix
+from sb3_td3x.checkpoint.store import MODEL, Checkpoint, Store, as_checkpoint_error, require_prefix
 from sb3_td3x.common import files, random_state
 from sb3_td3x.common.resumable import Resumable, SelfResumable
 from sb3_td3x.common.transitions import truncate_episodes
@@ -34,7 +34,7 @@ PACKAGES = (
     "pybullet", "pybullet-envs-gymnasium",
 )  # fmt: skip
 """What a run may depend on; not all need to be installed."""
-MODEL, STATE, MARKS, PICKLED_BUFFER = "model.zip", "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
+STATE, MARKS, PICKLED_BUFFER = "state.pkl", "replay_marks.npz", "replay_buffer.pkl"
 
 _newest: WeakKeyDictionary[Resumable, dict[Path, int]] = WeakKeyDictionary()
 """By folder, the number of the newest checkpoint when a model was last saved there or resumed from it."""

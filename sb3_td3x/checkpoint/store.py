@@ -14,11 +14,11 @@ from sb3_td3x.common import files
 from sb3_td3x.common.lock import RunLock
 from sb3_td3x.errors import CheckpointError, EnvironmentDiedError, UntrustedModelError
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+FORMAT = 2
+MANIFEST, MODEL = "manifest.json", "model.zip"
 CHUNKS, CHUNK = "replay", "transitions_"  # the folder of transitions, and how the names of its files begin
 NAME = re.compile(r"(?!\.).*_\d+_steps(_again)*", re.DOTALL)
-"""Name of a checkpoint's folder. A copy whose name ends otherwise belongs to the user and is left alone."""
+"""Name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,18 @@ class Store:
 
     def paths(self) -> list[Path]:
         """The folders of all checkpoints, whole or damaged."""
-        return [path for path in self._folders() if NAME.fullmatch(path.name)]
+        return list(_own(self._contents()))
 
-    def _folders(self) -> list[Path]:
-        """Those that are not hidden. ``Path.glob`` would give none where the folder cannot be listed for a moment."""
+    def _contents(self) -> dict[Path, "Checkpoint | CheckpointError"]:
+        """Of folders that are not hidden. ``Path.glob`` would give none where the folder cannot be listed for a moment."""
         with files.explained(self.folder), suppress(FileNotFoundError, NotADirectoryError):
-            return [path for path in self.folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
-        return []
+            folders = [path for path in self.folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+            return {path: _read(path) for path in folders}
+        return {}
 
     def checkpoints(self) -> list[Checkpoint]:
         """All with a readable manifest, oldest first."""
-        return _in_order(map(_read, self.paths()))
+        return _in_order(_own(self._contents()).values())
 
     def find(self, steps: int | None = None) -> Checkpoint:
         """
@@ -77,7 +78,7 @@ class Store:
         :raises CheckpointError: if there is none, or it is damaged; it names the file and the last whole checkpoint
         """
         self._require_no_link()
-        contents = [_read(path) for path in self.paths()]  # once: a second reading may succeed where the first did not
+        contents = _own(self._contents()).values()  # once: a second reading may succeed where the first did not
         readable, damaged = _in_order(contents), [error for error in contents if isinstance(error, CheckpointError)]
         candidates = [checkpoint for checkpoint in readable if steps in (None, checkpoint.steps)]
         try:
@@ -129,7 +130,7 @@ class Store:
 
             def complete(manifest: dict[str, Any]) -> Checkpoint:
                 described = {path.name: files.describe(path) for path in sorted(partial.iterdir())}
-                sealed = {"format": FORMAT, "number": newest + 1, "steps": steps, **manifest, "files": described}
+                sealed = {"format": FORMAT, "name": name, "number": newest + 1, "steps": steps, **manifest, "files": described}
                 for path in partial.iterdir():
                     files.flush(path)
                 files.write(partial / MANIFEST, _sealed(sealed))
@@ -146,17 +147,17 @@ class Store:
     def prune(self, keep_last: int) -> None:
         """
         While ``adding``, keep the newest ``keep_last`` checkpoints. Remove all others (one with a damaged manifest would keep
-        the run from being resumed), the chunks that no checkpoint needs, and what is left of interrupted saves. Other files
-        in the folder stay, among them copies of checkpoints whose names end otherwise, and the chunks that these need.
+        the run from being resumed), the chunks that no checkpoint needs, and what is left of interrupted saves. All else
+        in the folder stays, among it copies of checkpoints under other names, and the chunks that these need.
         """
         files.flush(self.folder)  # the name of a new checkpoint is on the disk before an old one is removed
-        contents = {path: _read(path) for path in self._folders()}
+        contents = self._contents()
         for result in contents.values():
             if isinstance(result, CheckpointError) and isinstance(result.__cause__, OSError):
                 raise result  # it may pass, as on a network: it is no damage, and nothing is removed
-        ours = [path for path in contents if NAME.fullmatch(path.name)]
-        kept = {checkpoint.path for checkpoint in _in_order(contents[path] for path in ours)[-keep_last:]}
-        for path in set(ours) - kept:
+        own = _own(contents)
+        kept = {checkpoint.path for checkpoint in _in_order(own.values())[-keep_last:]}
+        for path in own.keys() - kept:
             hidden = path.with_name(f".{path.name}.removed")
             shutil.rmtree(hidden, ignore_errors=True)
             path.rename(hidden)  # so that a part of it is never taken for the whole
@@ -206,7 +207,7 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             return CheckpointError(path, f"has format {manifest['format']}; this sb3_td3x reads format {FORMAT}")
-        kinds = dict.fromkeys(("number", "steps"), int) | dict.fromkeys(("files", "logs", "replay", "machine"), dict)
+        kinds = {"name": str, "number": int, "steps": int} | dict.fromkeys(("files", "logs", "replay", "machine"), dict)
         for name, kind in kinds.items():
             if not isinstance(manifest[name], kind) or (kind is int and manifest[name] >= 2**63):
                 return CheckpointError(path, f"has no valid {name!r}")
@@ -222,6 +223,17 @@ def _read(folder: Path) -> Checkpoint | CheckpointError:
         problem.__cause__ = error
         return problem
     return checkpoint
+
+
+def _own(contents: dict[Path, Checkpoint | CheckpointError]) -> dict[Path, Checkpoint | CheckpointError]:
+    """Those saved under the names that they have, and what damage has left of such. All others are the user's."""
+
+    def is_own(path: Path, found: Checkpoint | CheckpointError) -> bool:
+        if isinstance(found, Checkpoint):
+            return found.manifest["name"] == path.name
+        return any((path / name).exists() for name in (MANIFEST, MODEL))
+
+    return {path: found for path, found in contents.items() if NAME.fullmatch(path.name) and is_own(path, found)}
 
 
 def _in_order(found: Iterable[Checkpoint | CheckpointError]) -> list[Checkpoint]:

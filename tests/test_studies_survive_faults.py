@@ -61,10 +61,14 @@ class TestWorkers:
         assert error == "EnvironmentDiedError: the process of environment 0 ended with exit code -9"
 
     def test_a_run_that_fails_says_why_and_threads_that_one_leaves_are_not_waited_for(self, tmp_path):
-        leaves, fails = runs = study(tmp_path / "s.yml", seeds=[0, 1])
+        leaves, fails, links = runs = study(tmp_path / "s.yml", seeds=[0, 1, 2])
+        log = StudyFolder.at(tmp_path).printed(links)
+        log.parent.mkdir(parents=True)
+        log.symlink_to(tmp_path / "mine")  # so that the reason is in no log
         outcomes = made(runs, tmp_path, runners.local(2), leaving_a_thread_or_failing)
         assert outcomes[leaves.name].is_finished
         assert outcomes[fails.name] == Outcome(fails, False, "ValueError: no luck")
+        assert "output.log is a link, through which" in outcomes[links.name].error
 
 
 def finished(run, path):

@@ -44,25 +44,27 @@ def local(jobs: int) -> Runner:
     def runner(train: Train, folder: StudyFolder, runs: Sequence[StudyRun]) -> Ended:
         context = multiprocessing.get_context("spawn")
         waiting, lost = list(runs), Counter[StudyRun]()
-        running: dict[Any, tuple[StudyRun, Any]] = {}  # by the handle that tells of the process's end
+        running: dict[Any, tuple[StudyRun, Any, Any]] = {}  # by the handle that tells of the process's end
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
-                    process = context.Process(target=_in_process, args=(train, folder, run), name=run.name)
+                    errors, error_of_run = context.Pipe(duplex=False)
+                    process = context.Process(target=_in_process, args=(train, folder, run, error_of_run), name=run.name)
                     # A terminal sends Ctrl-C to every process; those started here ignore it: the study tells them to stop
                     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
                     try:
                         process.start()
                     finally:
                         signal.signal(signal.SIGINT, before)
-                    running[process.sentinel] = run, process
+                    error_of_run.close()  # of this process, so that the other's end can be seen
+                    running[process.sentinel] = run, process, errors
                 for sentinel in connection.wait(list(running)):
-                    run, process = running.pop(sentinel)
+                    run, process, errors = running.pop(sentinel)
                     process.join()
                     code = process.exitcode
                     if code in (ENDED, FAILED) or (code == DIED and lost[run] >= RETRIES):
-                        yield run, "" if code == ENDED else folder.last_line(run)
+                        yield run, "" if code == ENDED else errors.recv()
                     elif lost[run] < RETRIES:
                         lost[run] += 1
                         waiting.insert(0, run)
@@ -71,31 +73,38 @@ def local(jobs: int) -> Runner:
                         yield run, f"it was lost {RETRIES + 1} times; at last its process ended with {code}{hint}"
         finally:
             try:
-                for _, process in running.values():
+                for _, process, _ in running.values():
                     process.terminate()
-                for _, process in running.values():
+                for _, process, _ in running.values():
                     process.join()
             finally:  # also at another Ctrl-C
-                for _, process in running.values():
+                for _, process, _ in running.values():
                     process.kill()
 
     return runner
 
 
-def _in_process(train: Train, folder: StudyFolder, run: StudyRun) -> None:
-    """What a local run's process does. It ends at once then, whatever threads and processes the run has left."""
+def _in_process(train: Train, folder: StudyFolder, run: StudyRun, error_of_run: Any) -> None:
+    """
+    What a local run's process does. It ends at once then, whatever threads and processes the run has left.
+
+    :param error_of_run: the connection that its error is sent to
+    """
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # with a checkpoint, when the study itself is killed
     code = ENDED
     try:
         attempt(train, folder, run)
-    except EnvironmentDiedError:
-        code = DIED
-    except Exception:
-        code = FAILED  # the run's log has the traceback
+    except Exception as error:
+        code = DIED if isinstance(error, EnvironmentDiedError) else FAILED
+        error_of_run.send(_in_one_line(error))
     for process in multiprocessing.active_children():
         process.kill()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:2_000]
 
 
 def on_ray(address: str, threads: int = 1) -> Runner:
@@ -125,7 +134,7 @@ def on_ray(address: str, threads: int = 1) -> Runner:
                     try:
                         ray.get(done)
                     except ray.exceptions.RayTaskError as failed:  # also of a machine that cannot reach the study's folder
-                        error = " ".join(f"{type(failed.cause).__name__}: {failed.cause}".split())[:2_000]
+                        error = _in_one_line(failed.cause)
                     except ray.exceptions.RayError as lost:  # its machine was lost too often
                         error = " ".join(str(lost).split())
                     yield pending.pop(done), error

@@ -122,11 +122,6 @@ class StudyFolder:
         """What the run's attempts print."""
         return self.run(run) / PRINTED
 
-    def last_line(self, run: StudyRun) -> str:
-        """The last line that the run has printed: of a run that failed, the error."""
-        text = self.printed(run).read_text("utf-8", "replace") if self.printed(run).is_file() else ""
-        return (text.rstrip().splitlines() or ["it failed before it could say why"])[-1][:2_000]
-
     def table(self, run: StudyRun) -> Path:
         return self.tables / f"{run.name}.csv"
 
@@ -135,12 +130,12 @@ class StudyFolder:
 
     def lines(self, run: StudyRun) -> list[str]:
         """A line per evaluation so far, as in its table; those of a finished run stay when its folder is removed."""
+        path, start = self.run(run) / SCORES, f"{run.algo},{run.setting},{run.env},{run.seed},"
         if self.is_finished(run):
-            return self.table(run).read_text("utf-8").splitlines()[1:]
-        scores = self.run(run) / SCORES
-        lines = scores.read_text("utf-8").splitlines()[1:] if scores.exists() else []
-        whole = filter(re.compile(r"\d+(,[^,]+){3}").fullmatch, lines)  # one may be cut off
-        return [f"{run.algo},{run.setting},{run.env},{run.seed},{line}" for line in whole]
+            path, start = self.table(run), ""
+        lines = path.read_text("utf-8").splitlines()[1:] if path.exists() else []
+        whole = filter(re.compile(r"(.+,)?\d+(,[^,]+){3}").fullmatch, lines)  # one may be cut off
+        return [f"{start}{line}" for line in whole]
 
     def write_summary(self, runs: Iterable[StudyRun], path: Path) -> None:
         """The last score of every run that has one, finished or not: one line per run."""
@@ -172,8 +167,8 @@ def _write_table(path: Path, lines: list[str]) -> None:
 Train = Callable[[StudyRun, Path], bool]  # begins or resumes the run in this folder; whether it reached its end
 
 
-def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
-    """Make what is left of a run; whether it is finished now, not stopped. ``RunLockedError`` if another attempt stays."""
+def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> None:
+    """Make what is left of a run. ``RunLockedError`` if another attempt stays."""
     path = folder.run(run)
     path.mkdir(exist_ok=True)  # not its parents, which a machine without the shared folder lacks
     if folder.printed(run).is_symlink():
@@ -186,11 +181,9 @@ def attempt(train: Train, folder: StudyFolder, run: StudyRun) -> bool:
                 pass  # an attempt that was about to end, such as one that saves while the study is begun again, has ended
             if not folder.is_finished(run) and train(run, path):
                 _write_table(folder.table(run), folder.lines(run))
-        except Exception as error:
+        except Exception:
             traceback.print_exc()
-            print(" ".join(f"{type(error).__name__}: {error}".split()))  # noqa: T201  # in one line, for `last_line`
             raise
-    return folder.is_finished(run)
 
 
 def train_td3x(run: StudyRun, path: Path) -> bool:

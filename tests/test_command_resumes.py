@@ -107,6 +107,8 @@ class TestFinished:
         experiment.resume(finished, steps=400).resources.close()
         assert (finished.config(), finished.arguments()) == planned
         experiment.train(experiment.resume(finished, steps=500), [ConvertCallback(lambda *_: False)])
+        assert "and 250 were asked for: --steps extends" in refused("train", "--resume", finished.path, "--steps", 250)
+        assert RunDir.open(finished.path).config()["n_timesteps"] == 500
         extended = experiment.resume(finished)
         assert extended.total == 500
         assert experiment.train(extended)

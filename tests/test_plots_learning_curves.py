@@ -102,6 +102,7 @@ class TestReading:
         for seed in range(2):
             table(tmp_path / "returns" / f"td3x_default_Hopper-v0_s{seed}.csv", seed=seed)
         table(tmp_path / "summary.csv", values=(5,))
+        table(tmp_path / "returns" / ".td3x_default_Hopper-v0_s2.0123.partial.csv", seed=2)  # of a process that was killed
         evaluated(tmp_path, 0).path.rename((tmp_path / "runs").mkdir() or tmp_path / "runs" / "td3x_default_Hopper-v0_s0")
         found = sorted(scores.read([tmp_path]), key=lambda run: run.seed)
         assert [(run.seed, run.steps.tolist()) for run in found] == [(0, [1]), (1, [100, 200, 300])]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from filelock import SoftFileLease, Timeout
 
+from sb3_td3x.common import files
 from sb3_td3x.errors import CheckpointError, RunLockedError
 
 LOCK = "lock"  # the file's name; filelock briefly makes others, whose names begin with "lock."
@@ -44,7 +45,7 @@ class RunLock:
         raise self._locked()
 
     def _acquires(self, patience: float) -> bool:
-        with suppress(Timeout):
+        with suppress(Timeout), files.explained(self.folder, only_full=True):
             self._lease.acquire(timeout=patience, poll_interval=0.2)
             return True
         return False

@@ -78,8 +78,8 @@ def _sources(path: Path) -> list[Path]:
     if path.is_file() or RunDir.is_at(path) or (path / EVALUATIONS).exists():
         return [path]
     # Of a study, a run's table stays where its folder was removed
-    removed = [table for table in sorted(path.glob("returns/*.csv")) if not RunDir.is_at(path / "runs" / table.stem)]
-    if places := RunDir.inside(path) + removed or sorted(path.glob("*.csv")):
+    removed = [table for table in sorted(path.glob("returns/[!.]*.csv")) if not RunDir.is_at(path / "runs" / table.stem)]
+    if places := RunDir.inside(path) + removed or sorted(path.glob("[!.]*.csv")):
         return places
     problem = f"{path} is not a run, a study or a table of scores" if path.exists() else f"there is no folder or file {path}"
     raise ValueError(problem)

@@ -185,7 +185,8 @@ def resume(
         n_envs, had = check_int("n_envs", entry.get("n_envs", 1), minimum=1), saved.manifest["replay"].get("n_envs")
         if had not in (None, n_envs):  # before so many processes are started
             raise ValueError(f"the run's settings ask for n_envs {n_envs:,}, but its checkpoint was made with {had}")
-        if saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps):
+        is_made = saved.steps >= entry["n_timesteps"] and is_evaluated(folder, saved.steps)
+        if is_made or entry["n_timesteps"] < min(saved.steps, planned):
             made = f"{folder.path} has made {saved.steps:,} steps, and {entry['n_timesteps']:,} were asked for"
             raise ValueError(f"{made}: --steps extends it and counts from the beginning")
         _use_threads(check_int("threads", experiment.threads if threads is None else threads, minimum=1))

@@ -107,6 +107,19 @@ def test_a_replay_buffer_may_have_a_memory_of_its_own(base):
     assert learner._n_updates > 0
 
 
+class Elsewhere(Around):
+    """One whose ``size`` stays 0, as SB3's loop never asks for it."""
+
+    def add(self, *args):
+        self.inner.add(*args)
+
+
+def test_a_replay_buffer_need_not_tell_how_much_it_holds(base):
+    learner = model(cls=base, replay_buffer_class=Elsewhere, learning_starts=10).learn(30)
+    assert learner._n_updates == 20
+    assert learner.learn(30, reset_num_timesteps=False)._n_updates == 50
+
+
 def test_a_subclass_may_save_fewer_parts(base):
     cls = type("Lean", (base,), {"_get_torch_save_params": lambda self: (["policy"], [])})
     saved = model(cls=cls).learn(20)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC, HerReplayBuffer
 from stable_baselines3.common.monitor import Monitor
@@ -138,6 +139,21 @@ def test_a_wrapper_may_adapt_what_is_no_environment():
             return self.line.step(action)
 
     assert model(Monitor(Adapts())).learn(40).replay_buffer.size() == 40
+
+
+@pytest.mark.parametrize("flags", [np.array, torch.tensor])
+def test_a_wrapper_may_make_one_agent_of_several(flags):
+    class Team(LineEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, flags([terminated] * 2), flags([truncated] * 2), info
+
+    class One(gym.Wrapper):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return observation, reward, bool(terminated[0]), bool(truncated[0]), info
+
+    assert model(One(Team())).learn(40).replay_buffer.size() == 40
 
 
 def test_an_innermost_environment_may_be_anything():

@@ -27,10 +27,12 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         result = self.method(*args, **kwargs)
+        try:
+            has_ended = isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3])
+        except (ValueError, RuntimeError):  # arrays or tensors of several agents, of which a wrapper makes one
+            has_ended = True
         # The reset that follows may write into the same array
-        if isinstance(result, tuple) and len(result) == 5 and (result[2] or result[3]):
-            return copy.deepcopy(result[0]), *result[1:]
-        return result
+        return (copy.deepcopy(result[0]), *result[1:]) if has_ended else result
 
 
 class _StateHook(Hook):

@@ -531,13 +531,16 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def _store_transition(
         self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
     ) -> None:
-        if not self._is_watched or not self._is_env_used_by_others():  # else it is not stored
+        is_stored = not self._is_watched or not self._is_env_used_by_others()
+        if is_stored:
             when = f"environment step {self.num_timesteps}"
             transitions.check_transition(buffer_action, new_obs, reward, infos, self._vec_normalize_env, when)
             self._statistics = transitions.kept_statistics(self._vec_normalize_env)
             if getattr(self.policy, "normalize_observations", False):
                 self.policy.normalizer.update(self._last_obs)  # type: ignore[operator, union-attr]  # what is stored now
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        if is_stored and self._may_lack_data and replay_buffer.size() == 0:
+            self._may_lack_data = False  # nobody knows: a buffer of the user's own that keeps its transitions elsewhere
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """As SB3's, but not below 0 where the last rollout passes the end: a schedule may be negative there."""
@@ -547,7 +550,7 @@ class TD3X(Resumable, OffPolicyAlgorithm):
     def save(self, path: PathOrFile, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
         Save the model to a file, which SB3's ``TD3`` reads too with ``n_quantiles=1`` (where this package is installed, if the
-        model has ``prioritization`` or ``normalize_observations``).
+        model has ``prioritization``, ``normalize_observations`` or a held learning rate).
 
         Attributes other than plain values and known classes, such as a function as ``learning_rate``, are saved as SB3 does;
         loading them takes ``trust=True`` or ``custom_objects``.

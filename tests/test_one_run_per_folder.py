@@ -223,7 +223,7 @@ class TestOneWriter:
     def test_a_lock_that_cannot_be_taken_leaves_nothing(self, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(lock.SoftFileLease, "acquire", FULL)
-            with pytest.raises(CheckpointError, match=r"Pendulum-v1_1: .* No space left on device"):
+            with pytest.raises(CheckpointError, match=r"Pendulum-v1_1 .* No space left on device"):
                 prepare(Experiment("Pendulum-v1", steps=10, device="cpu", out=tmp_path))
         assert list((tmp_path / "td3x").iterdir()) == []
 

@@ -136,6 +136,7 @@ def test_sentences_about_the_results_hold_the_numbers_of_the_raw_files():
             assert rival == SB3_TQC or f"{100 * (np.mean(ours) / np.mean(theirs) - 1):+.0f} % ({short(env)})" in page
     assert f"Welch's 95 % intervals of the differences from SB3's TD3 hold 0: {', '.join(intervals[SB3_TD3])}." in page
     assert f"From TQC they are {', '.join(intervals[SB3_TQC])}." in page
+    assert f"ended at {ends(found, ('sb3_crossq', 'zoo'), ENVIRONMENTS[0])[0]:.0f} on HalfCheetah" in page
 
     returns = [json.loads(path.read_text())["returns"] for path in ACTORS.glob("*.json")]
     losses = [np.mean(actors["best by evaluations"]) - np.mean(actors["live"]) for actors in returns]

@@ -131,7 +131,7 @@ class TestFile:
     @pytest.mark.skipif(not RESULTS.exists(), reason="results are not part of the source distribution")
     def test_the_benchmarks_files_list_runs_whose_scores_are_kept_and_have_their_lengths(self):
         options = (*OPTIONS, "arguments", "noise_std", "kernels")
-        algorithms = ("td3x", "sb3_td3", "sb3_tqc")
+        algorithms = ("td3x", "sb3_td3", "sb3_tqc", "sb3_crossq")
         files = [RESULTS.parent / f"{name}.yml" for name in ("returns", "candidates", "screening", "others")]
         steps = {run.name: run.options["steps"] for path in files for run in read(path, options, algorithms)}
         assert "sb3_td3_zoo_Walker2DBulletEnv-v0_s0" in steps

@@ -107,8 +107,6 @@ class TestFinished:
         experiment.resume(finished, steps=400).resources.close()
         assert (finished.config(), finished.arguments()) == planned
         experiment.train(experiment.resume(finished, steps=500), [ConvertCallback(lambda *_: False)])
-        assert "and 250 were asked for: --steps extends" in refused("train", "--resume", finished.path, "--steps", 250)
-        assert RunDir.open(finished.path).config()["n_timesteps"] == 500
         extended = experiment.resume(finished)
         assert extended.total == 500
         assert experiment.train(extended)
@@ -116,6 +114,16 @@ class TestFinished:
         assert TD3X.load(finished.last_model).num_timesteps == 500
         assert finished.config()["n_timesteps"] == finished.arguments()["n_timesteps"] == 500
         assert finished.command() is None  # no one command makes this run
+
+    def test_one_that_is_stopped_later_cannot_be_planned_to_end_before_that(self, finished, refused, monkeypatch):
+        with monkeypatch.context() as patch:
+            stop_after(patch, 350)
+            experiment.train(experiment.resume(finished, steps=500))
+        (*_, stopped) = saved_steps(finished.checkpoints)
+        said = f"has made {stopped} steps, and 340 were asked for: --steps extends it"
+        assert said in refused("train", "--resume", finished.path, "--steps", 340)
+        assert RunDir.open(finished.path).config()["n_timesteps"] == 500
+        experiment.resume(finished, steps=400).resources.close()  # fewer than planned, and more than made
 
     def test_its_video_is_made_with_the_trust_that_it_is_given_or_not_at_all(self, tmp_path, monkeypatch, called):
         def record_video(folder, out, seed, trust=False):

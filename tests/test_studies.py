@@ -43,7 +43,7 @@ def run(tmp_path):
 
 
 def damaged_checkpoint(folder):
-    """What stands for a run that has begun."""
+    """A checkpoint that cannot be read, of a run that has begun."""
     (folder / "checkpoint" / "td3x_0_steps").mkdir(parents=True)
     (folder / "checkpoint" / "td3x_0_steps" / "manifest.json").touch()
 
